@@ -15,30 +15,27 @@ import (
 // test into a file *_memory_test.go with the constraint !race and name it TestMemory….
 func HeapGrowth(t testing.TB, f func()) int64 {
 	t.Helper()
-	refuseRace(t)
-	before := heap()
-	f()
-	return heap() - before
+	return growth(t, f, heap)
 }
 
 // ResidentGrowth returns by how many bytes the process's resident memory grew while
 // f ran, without memory that the Go runtime can return to the system. See HeapGrowth about -race.
 func ResidentGrowth(t testing.TB, f func()) int64 {
 	t.Helper()
-	refuseRace(t)
-	before := resident(t)
-	f()
-	return resident(t) - before
+	return growth(t, f, resident)
 }
 
-func refuseRace(t testing.TB) {
+func growth(t testing.TB, f func(), measure func(testing.TB) int64) int64 {
 	t.Helper()
 	if raceEnabled {
 		t.Fatal("memory figures are meaningless under -race: put the test into a file *_memory_test.go with //go:build !race")
 	}
+	before := measure(t)
+	f()
+	return measure(t) - before
 }
 
-func heap() int64 {
+func heap(testing.TB) int64 {
 	runtime.GC()
 	runtime.GC() // sync.Pool drops its victims with the second
 	var m runtime.MemStats

@@ -48,35 +48,29 @@ func Eventually(t testing.TB, what string, holds func() bool, detail ...func() s
 // if the channel is closed.
 func Receive[T any](t testing.TB, what string, c <-chan T) T {
 	t.Helper()
-	timer := time.NewTimer(Patience)
-	defer timer.Stop()
-	select {
-	case v, ok := <-c:
-		if !ok {
-			t.Fatalf("channel closed instead of: %s", what)
-		}
-		return v
-	case <-timer.C:
-		t.Fatalf("did not happen within %v: %s", Patience, what)
+	v, ok := receive(t, what, c)
+	if !ok {
+		t.Fatalf("channel closed instead of: %s", what)
 	}
-	panic("unreachable")
+	return v
 }
 
 // Closed waits until a channel is closed and ends the test after Patience.
 func Closed(t testing.TB, what string, c <-chan struct{}) {
 	t.Helper()
-	timer := time.NewTimer(Patience)
-	defer timer.Stop()
-	for {
-		select {
-		case _, ok := <-c:
-			if !ok {
-				return
-			}
-		case <-timer.C:
-			t.Fatalf("did not happen within %v: %s", Patience, what)
-		}
+	for open := true; open; {
+		_, open = receive(t, what, c)
 	}
+}
+
+func receive[T any](t testing.TB, what string, c <-chan T) (v T, ok bool) {
+	t.Helper()
+	select {
+	case v, ok = <-c:
+	case <-time.After(Patience):
+		t.Fatalf("did not happen within %v: %s", Patience, what)
+	}
+	return v, ok
 }
 
 // Stacks returns the stacks of all goroutines, as a detail for Eventually.

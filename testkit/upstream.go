@@ -1,6 +1,7 @@
 package testkit
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -122,8 +123,7 @@ func (u *Upstream) serveRaw(t testing.TB, o UpstreamOptions, config *tls.Config)
 		l = tls.NewListener(l, config)
 	}
 	var serving sync.WaitGroup
-	conns := map[net.Conn]bool{}
-	ended := false
+	ctx, end := context.WithCancel(context.Background())
 	serving.Go(func() {
 		for {
 			conn, err := l.Accept()
@@ -133,31 +133,16 @@ func (u *Upstream) serveRaw(t testing.TB, o UpstreamOptions, config *tls.Config)
 				}
 				return
 			}
-			u.mu.Lock()
-			if ended {
-				conn.Close()
-			}
-			conns[conn] = true
-			u.mu.Unlock()
 			serving.Go(func() {
-				defer func() {
-					conn.Close()
-					u.mu.Lock()
-					defer u.mu.Unlock()
-					delete(conns, conn)
-				}()
+				defer conn.Close()
+				defer context.AfterFunc(ctx, func() { conn.Close() })()
 				o.Raw(conn)
 			})
 		}
 	})
 	t.Cleanup(func() {
 		l.Close()
-		u.mu.Lock()
-		ended = true
-		for conn := range conns {
-			conn.Close()
-		}
-		u.mu.Unlock()
+		end()
 		serving.Wait()
 	})
 }

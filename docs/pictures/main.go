@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"html"
@@ -140,12 +141,7 @@ func split(body string) (lines []string, words []word) {
 		y, _ := strconv.Atoi(match[2])
 		words = append(words, word{x - columnWidth/2, y, 1, match[3]})
 	}
-	slices.SortFunc(words, func(a, b word) int {
-		if a.y != b.y {
-			return a.y - b.y
-		}
-		return a.x - b.x
-	})
+	slices.SortFunc(words, func(a, b word) int { return cmp.Or(a.y-b.y, a.x-b.x) })
 	joined := words[:0]
 	for _, next := range words {
 		if n := len(joined) - 1; n >= 0 && joined[n].y == next.y && joined[n].x+columnWidth*joined[n].columns == next.x {

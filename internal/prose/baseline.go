@@ -1,12 +1,8 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
-	"cmp"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -215,79 +211,4 @@ func hunk(line string) (first, number int) {
 		number, _ = strconv.Atoi(d)
 	}
 	return first, number
-}
-
-// maxAllowed bounds the list of exceptions.
-const maxAllowed = 30
-
-// exception is a line of allow.txt.
-type exception struct {
-	path, rule, text, reason string
-	line                     int
-	used                     bool
-}
-
-type exceptions []*exception
-
-func readAllowed(file string) (exceptions, error) {
-	b, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return parseAllowed(file, b)
-}
-
-// parseAllowed parses lines of path, rule, text and reason with tabs between them; a path
-// that ends in / is of all files below. Lines that begin with # are comments.
-func parseAllowed(file string, b []byte) (exceptions, error) {
-	var all exceptions
-	s := bufio.NewScanner(bytes.NewReader(b))
-	for n := 1; s.Scan(); n++ {
-		if s.Text() == "" || strings.HasPrefix(s.Text(), "#") {
-			continue
-		}
-		f := strings.Split(s.Text(), "\t")
-		if len(f) != 4 || slices.Contains(f, "") {
-			return nil, fmt.Errorf("%s:%d: want path, rule, text and reason with one tab between them", file, n)
-		}
-		if ruleByID(f[1]) == nil {
-			return nil, fmt.Errorf("%s:%d: unknown rule %q", file, n, f[1])
-		}
-		all = append(all, &exception{path: f[0], rule: f[1], text: strings.ToLower(f[2]), reason: f[3], line: n})
-	}
-	if len(all) > maxAllowed {
-		return nil, fmt.Errorf("%s has %d exceptions; at most %d are allowed: rewrite the text, or refine the rule", file, len(all), maxAllowed)
-	}
-	return all, s.Err()
-}
-
-// filter removes the findings that are excepted and returns a fault for each exception
-// that excepts nothing.
-func (e exceptions) filter(found []Finding) (rest []Finding, faults []string) {
-	for _, f := range found {
-		excepted := false
-		for _, x := range e {
-			if x.rule == f.Rule.ID && (x.path == f.Path || strings.HasSuffix(x.path, "/") && strings.HasPrefix(f.Path, x.path)) && strings.Contains(strings.ToLower(f.Context), x.text) {
-				x.used, excepted = true, true
-			}
-		}
-		if !excepted {
-			rest = append(rest, f)
-		}
-	}
-	for _, x := range e {
-		if !x.used {
-			faults = append(faults, fmt.Sprintf("%s:%d: %q is not found in %s: delete the exception", allowFile, x.line, x.text, x.path))
-		}
-	}
-	return rest, faults
-}
-
-func sortFindings(found []Finding) {
-	slices.SortStableFunc(found, func(a, b Finding) int {
-		return cmp.Or(strings.Compare(a.Path, b.Path), cmp.Compare(a.Line, b.Line), strings.Compare(a.Rule.ID, b.Rule.ID))
-	})
 }

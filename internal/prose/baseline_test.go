@@ -75,31 +75,6 @@ func TestBaselineIsReadAsWritten(t *testing.T) {
 	}
 }
 
-func TestExceptions(t *testing.T) {
-	e, err := parseAllowed("allow.txt", []byte("# comment\n\na.go\tat-once\tends AT once\ta quoted protocol\nb/\ttold\ttold\treason\nc.go\ttold\told\treason\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	atOnce, told := ruleByID("at-once"), ruleByID("told")
-	rest, faults := e.filter([]Finding{
-		{"a.go", 1, atOnce, "at once", "it ends at once"}, {"a.go", 2, atOnce, "at once", "it begins at once"},
-		{"a.go", 3, told, "told", "ends at once told"}, {"b/c/d.go", 4, told, "told", "told"}, {"bb.go", 5, told, "told", "told"},
-	})
-	var left []int
-	for _, f := range rest {
-		left = append(left, f.Line)
-	}
-	testkit.Diff(t, "findings left", left, []int{2, 3, 5})
-	if len(faults) != 1 || !strings.Contains(faults[0], "allow.txt:5") {
-		t.Errorf("faults %q", faults)
-	}
-	for _, bad := range []string{"a.go\ttold\ttext", "a.go\ttold\ttext\t", "a.go\tunknown\ttext\treason", strings.Repeat("a.go\ttold\ttext\treason\n", maxAllowed+1)} {
-		if _, err := parseAllowed("allow.txt", []byte(bad)); err == nil {
-			t.Errorf("no error for %.40q", bad)
-		}
-	}
-}
-
 // repository makes a repository in a folder that becomes the current one.
 func repository(t *testing.T, files map[string]string) {
 	t.Helper()

@@ -6,11 +6,10 @@
 //	go run ./internal/prose -baseline   write the baseline
 //	go run ./internal/prose -strict     a baseline that is too high fails, too
 //	go run ./internal/prose -warn       also print the rules that never fail
-//
-// Exceptions are in allow.txt, each with its reason.
 package main
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -27,7 +26,6 @@ import (
 const (
 	folder       = "internal/prose"
 	baselineDir  = folder + "/baseline"
-	allowFile    = folder + "/allow.txt"
 	glossaryFile = "docs/glossary.md"
 )
 
@@ -53,13 +51,13 @@ func run(paths []string, write, strict, warn bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	found, faults, err := check(files)
+	found, err := check(files)
 	if err != nil {
 		return false, err
 	}
-	for _, f := range faults {
-		fmt.Println(f)
-	}
+	found = slices.DeleteFunc(found, func(f Finding) bool {
+		return slices.ContainsFunc(exceptions, func(e exception) bool { return e.covers(f) })
+	})
 	var failing []Finding
 	for _, f := range found {
 		switch {
@@ -78,7 +76,7 @@ func run(paths []string, write, strict, warn bool) (bool, error) {
 	}
 	counted := count(failing)
 	if write {
-		return len(faults) == 0, writeBaseline(baselineDir, counted)
+		return true, writeBaseline(baselineDir, counted)
 	}
 	base, err := readBaseline(baselineDir)
 	if err != nil {
@@ -89,7 +87,7 @@ func run(paths []string, write, strict, warn bool) (bool, error) {
 	for _, line := range report.Notes {
 		fmt.Println("prose:", line)
 	}
-	return len(faults) == 0 && !over && !(strict && len(report.Notes) > 0), nil
+	return !over && !(strict && len(report.Notes) > 0), nil
 }
 
 // below reports whether a path is one of the paths or in one of them.
@@ -121,16 +119,11 @@ func listFiles() ([]string, error) {
 	return slices.DeleteFunc(files, func(f string) bool { _, err := os.Stat(f); return err != nil }), nil
 }
 
-// check returns what the rules find in the files, without the exceptions, and faults of
-// the list of exceptions itself.
-func check(files []string) (found []Finding, faults []string, err error) {
+// check returns what the rules find in the files, in their order, with what is excepted.
+func check(files []string) ([]Finding, error) {
 	terms, err := readGlossary(glossaryFile)
 	if err != nil {
-		return nil, nil, err
-	}
-	allowed, err := readAllowed(allowFile)
-	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	c := &checker{terms: terms}
 	results := make([][]Finding, len(files))
@@ -142,16 +135,16 @@ func check(files []string) (found []Finding, faults []string, err error) {
 			if err == nil {
 				results[i], err = c.file(file, src)
 			}
+			slices.SortStableFunc(results[i], func(a, b Finding) int {
+				return cmp.Or(cmp.Compare(a.Line, b.Line), strings.Compare(a.Rule.ID, b.Rule.ID))
+			})
 			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	found = dropRare(slices.Concat(results...))
-	found, faults = allowed.filter(found)
-	sortFindings(found)
-	return found, faults, nil
+	return dropRare(slices.Concat(results...)), nil
 }
 
 // maxPrinted bounds how many findings of a rule are printed for a lot.

@@ -250,6 +250,24 @@ var rules = []*Rule{
 	ruleMethodName, ruleErrorGerund, ruleErrorCapital, ruleLogForm, ruleLogGerund, ruleLogCase, ruleLogConstant, ruleLogKey, ruleGlossary, ruleTestkit,
 }
 
+// exception is a text that a rule must not apply to, such as a quoted protocol.
+type exception struct {
+	path string // of a file, or with a slash at the end of all files below a folder
+	rule string
+	text string // a part of the paragraph, string or name, in lower case
+}
+
+var exceptions = []exception{
+	{"runtime/store/logger.go", "log-constant", "a call"}, // the messages are those that Badger logs
+	{"runtime/podman/", "no-such", "no such image"},       // an error text of Podman
+}
+
+// covers reports whether a finding is excepted.
+func (e exception) covers(f Finding) bool {
+	inside := e.path == f.Path || strings.HasSuffix(e.path, "/") && strings.HasPrefix(f.Path, e.path)
+	return inside && e.rule == f.Rule.ID && strings.Contains(strings.ToLower(f.Context), e.text)
+}
+
 func ruleByID(id string) *Rule {
 	if i := slices.IndexFunc(rules, func(r *Rule) bool { return r.ID == id }); i >= 0 {
 		return rules[i]

@@ -214,6 +214,44 @@ func TestTermsOfTheGlossaryAreRead(t *testing.T) {
 	}
 }
 
+func TestExceptionsCoverFilesBelowTheirFolder(t *testing.T) {
+	atOnce, told := ruleByID("at-once"), ruleByID("told")
+	file, below := exception{"a.go", "at-once", "ends at once"}, exception{"b/", "told", "told"}
+	for _, test := range []struct {
+		exception exception
+		finding   Finding
+		want      bool
+	}{
+		{file, Finding{"a.go", 1, atOnce, "at once", "it ends AT once"}, true},
+		{file, Finding{"a.go", 2, atOnce, "at once", "it begins at once"}, false},
+		{file, Finding{"a.go", 3, told, "told", "ends at once told"}, false},
+		{below, Finding{"b/c/d.go", 4, told, "told", "told"}, true},
+		{below, Finding{"bb.go", 5, told, "told", "told"}, false},
+	} {
+		if got := test.exception.covers(test.finding); got != test.want {
+			t.Errorf("%+v covers %+v: %v", test.exception, test.finding, got)
+		}
+	}
+}
+
+// Each exception covers a finding; otherwise it is to be deleted.
+func TestExceptionsAreInUse(t *testing.T) {
+	t.Chdir("../..")
+	files, err := listFiles()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := check(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range exceptions {
+		if !slices.ContainsFunc(all, e.covers) {
+			t.Errorf("delete the exception %+v", e)
+		}
+	}
+}
+
 // TestReferenceOfRules generates the table of rules in CONTRIBUTING.md.
 func TestReferenceOfRules(t *testing.T) {
 	testkit.Generated(t, "../../CONTRIBUTING.md", "prose", table())

@@ -10,7 +10,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"math/big"
 	"net"
 	"time"
 )
@@ -30,14 +29,11 @@ func NewAuthority(subject pkix.Name) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	template, err := newTemplate(subject)
-	if err != nil {
-		return nil, err
-	}
+	template := newTemplate(subject)
 	template.IsCA, template.BasicConstraintsValid, template.KeyUsage = true, true, x509.KeyUsageCertSign
 	// Key identifiers distinguish authorities of one subject for OpenSSL. Leaves name
 	// them, too: Python's TLS rejects a chain without.
-	template.SubjectKeyId = template.SerialNumber.Bytes()
+	template.SubjectKeyId = []byte(rand.Text())
 	template.AuthorityKeyId = template.SubjectKeyId
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -68,10 +64,7 @@ func (a *Authority) Leaf(names ...string) (tls.Certificate, error) {
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	template, err := newTemplate(pkix.Name{CommonName: "server under test"})
-	if err != nil {
-		return tls.Certificate{}, err
-	}
+	template := newTemplate(pkix.Name{CommonName: "server under test"})
 	template.KeyUsage, template.ExtKeyUsage = x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	for _, name := range names {
 		if ip := net.ParseIP(name); ip != nil {
@@ -97,11 +90,9 @@ func New(names ...string) (leaf tls.Certificate, caPEM []byte, err error) {
 	return leaf, a.PEM(), err
 }
 
-func newTemplate(subject pkix.Name) (*x509.Certificate, error) {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	if err != nil {
-		return nil, err
-	}
+// newTemplate returns a certificate without a serial number, to which package x509 adds a
+// random one.
+func newTemplate(subject pkix.Name) *x509.Certificate {
 	now := time.Now()
-	return &x509.Certificate{SerialNumber: serial, Subject: subject, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(validity - time.Hour)}, nil
+	return &x509.Certificate{Subject: subject, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(validity - time.Hour)}
 }
