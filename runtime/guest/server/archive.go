@@ -17,17 +17,17 @@ func (s *Server) getArchive(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if from, err = filepath.EvalSymlinks(from); err != nil {
-		return s.pathError(err)
+		return err
 	}
 	info, err := os.Stat(from)
 	if err != nil {
-		return s.pathError(err)
+		return err
 	}
 	name := ""
 	switch {
 	case info.IsDir():
 		if _, err := os.ReadDir(from); err != nil {
-			return s.pathError(err)
+			return err
 		}
 	case info.Mode().IsRegular():
 		name = info.Name()
@@ -42,19 +42,16 @@ func (s *Server) getArchive(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) putArchive(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) putArchive(r *http.Request) (any, error) {
 	folder, err := s.writable(r.URL.Query().Get("path"), true)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := makeFolder(folder, 0); err != nil {
-		return s.pathError(err)
+	if err := makeFolder(folder, 0, nil); err != nil {
+		return nil, err
 	}
 	res, err := unpack(r.Context(), folder, r.Body, archive.UnpackOptions{Gzip: true, Reserved: s.own()})
-	if err != nil {
-		return s.pathError(err)
-	}
-	return writeJSON(w, guest.ArchiveResult(res))
+	return guest.ArchiveResult(res), err
 }
 
 func unpack(ctx context.Context, folder string, body io.Reader, o archive.UnpackOptions) (archive.Result, error) {

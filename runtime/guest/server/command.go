@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -99,7 +98,7 @@ func (s *Server) folder(cwd string) (string, error) {
 // request's defaults, and the variables that name the node's CAs. The mark comes first,
 // where it is found fastest.
 func (s *Server) environment(add, defaults map[string]string, mark string) ([]string, error) {
-	trust := s.trust.variables()
+	trust := s.trust.last.Load().variables
 	env := make([]string, 1, 1+len(s.cfg.Env)+len(add)+len(defaults)+len(trust))
 	env[0] = markName + "=" + mark
 	for _, kv := range s.cfg.Env {
@@ -174,13 +173,13 @@ func (s *Server) start(c *command, in *os.File) (*running, error) {
 	run := &running{}
 	files := []uintptr{in.Fd()}
 	for i := range run.outputs {
-		pipe, fd, err := newOutputPipe(s.cfg.drain)
+		file, fd, err := newPipe(readEnd)
 		if err != nil {
 			run.close()
 			return nil, err
 		}
 		defer syscall.Close(fd)
-		run.outputs[i], files = pipe, append(files, uintptr(fd))
+		run.outputs[i], files = &outputPipe{file: file, drain: s.cfg.drain}, append(files, uintptr(fd))
 	}
 	root, err := s.reaper.start(c.path, c.argv, &syscall.ProcAttr{
 		Dir: c.dir, Env: c.env, Files: files,
@@ -266,8 +265,7 @@ func newMark() string {
 // a file in memory, which needs no goroutine to feed a pipe.
 func stdin(data []byte) (*os.File, error) {
 	if len(data) == 0 {
-		f, err := os.Open(os.DevNull)
-		if err == nil {
+		if f, err := os.Open(os.DevNull); err == nil {
 			return f, nil
 		}
 	}
@@ -276,28 +274,9 @@ func stdin(data []byte) (*os.File, error) {
 		return nil, os.NewSyscallError("memfd_create", err)
 	}
 	f := os.NewFile(uintptr(fd), "stdin")
-	if _, err := f.Write(data); err != nil {
-		f.Close()
-		return nil, err
-	}
-	if _, err := f.Seek(0, 0); err != nil {
+	if _, err := f.WriteAt(data, 0); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
-}
-
-// hasVariable reports whether an environment, as the kernel shows it, has kv.
-func hasVariable(environ, kv []byte) bool {
-	for rest := environ; ; {
-		i := bytes.Index(rest, kv)
-		if i < 0 {
-			return false
-		}
-		end := i + len(kv)
-		if (i == 0 || rest[i-1] == 0) && (end == len(rest) || rest[end] == 0) {
-			return true
-		}
-		rest = rest[end:]
-	}
 }

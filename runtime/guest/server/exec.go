@@ -109,9 +109,7 @@ func (x *execution) send(ctx context.Context, timeout time.Duration, out *frameW
 	}
 	var expired <-chan time.Time
 	if timeout > 0 {
-		timer := time.NewTimer(timeout - time.Since(x.began))
-		defer timer.Stop()
-		expired = timer.C
+		expired = time.After(timeout - time.Since(x.began))
 	}
 	select {
 	case <-x.tree.root.done:

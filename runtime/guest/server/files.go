@@ -32,35 +32,31 @@ func copyAll(to io.Writer, from io.Reader) (int64, error) {
 	return io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, buf[:])
 }
 
-func (s *Server) stat(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) stat(r *http.Request) (any, error) {
 	path, err := s.path(r.URL.Query().Get("path"))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	info, err := s.describePath(path)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, info)
+	return s.describePath(path)
 }
 
-func (s *Server) writeFile(w http.ResponseWriter, r *http.Request) error {
-	mode, err := modeOf(r)
-	if err != nil {
-		return err
+// creating returns a handler that creates a file or folder with the mode and the body of the
+// request, and describes it.
+func (s *Server) creating(create func(path string, mode fs.FileMode, body io.Reader) error) jsonHandler {
+	return func(r *http.Request) (any, error) {
+		mode, err := modeOf(r)
+		if err != nil {
+			return nil, err
+		}
+		path, err := s.writable(r.URL.Query().Get("path"), true)
+		if err != nil {
+			return nil, err
+		}
+		if err := create(path, mode, r.Body); err != nil {
+			return nil, err
+		}
+		return s.describePath(path)
 	}
-	path, err := s.writable(r.URL.Query().Get("path"), true)
-	if err != nil {
-		return err
-	}
-	if err := replaceFile(path, mode, r.Body); err != nil {
-		return s.pathError(err)
-	}
-	info, err := s.describePath(path)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, info)
 }
 
 // replaceFile writes body to a file next to path and renames it to path, with the mode and
@@ -152,7 +148,7 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 	}
 	f, info, err := openRegular(path)
 	if err != nil {
-		return s.pathError(err)
+		return err
 	}
 	defer f.Close()
 	var content io.ReadSeeker = f
@@ -160,7 +156,7 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 	if info.Size() <= pageSize {
 		b, err := readSmall(f, info.Size())
 		if err != nil {
-			return s.pathError(err)
+			return err
 		}
 		content, whole = bytes.NewReader(b), int64(len(b))
 	}
@@ -225,48 +221,26 @@ func checkRegular(path string, info fs.FileInfo) error {
 	return nil
 }
 
-func (s *Server) remove(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) remove(r *http.Request) (any, error) {
 	path, err := s.writable(r.URL.Query().Get("path"), false)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if path == s.cfg.Root {
-		return refuse(guest.CodeNotPermitted, "/ cannot be removed")
+		return nil, refuse(guest.CodeNotPermitted, "/ cannot be removed")
 	}
 	if _, err := os.Lstat(path); err != nil {
-		return s.pathError(err)
+		return nil, err
 	}
 	remove := os.Remove
 	if r.URL.Query().Get("recursive") == "true" {
 		remove = os.RemoveAll
 	}
-	if err := remove(path); err != nil {
-		return s.pathError(err)
-	}
-	return writeJSON(w, struct{}{})
-}
-
-func (s *Server) mkdir(w http.ResponseWriter, r *http.Request) error {
-	mode, err := modeOf(r)
-	if err != nil {
-		return err
-	}
-	path, err := s.writable(r.URL.Query().Get("path"), true)
-	if err != nil {
-		return err
-	}
-	if err := makeFolder(path, mode); err != nil {
-		return s.pathError(err)
-	}
-	info, err := s.describePath(path)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, info)
+	return struct{}{}, remove(path)
 }
 
 // makeFolder makes a folder of exactly this mode, unless there is one.
-func makeFolder(path string, mode fs.FileMode) error {
+func makeFolder(path string, mode fs.FileMode, _ io.Reader) error {
 	if mode == 0 {
 		mode = 0o755
 	}
@@ -283,21 +257,17 @@ func makeFolder(path string, mode fs.FileMode) error {
 	return err
 }
 
-func (s *Server) move(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) move(r *http.Request) (any, error) {
 	from, err := s.writable(r.URL.Query().Get("from"), false)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	to, err := s.writable(r.URL.Query().Get("to"), false)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := movePath(r.Context(), from, to); err != nil {
-		return s.pathError(err)
+		return nil, err
 	}
-	info, err := s.describePath(to)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, info)
+	return s.describePath(to)
 }

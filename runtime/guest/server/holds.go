@@ -29,27 +29,27 @@ const (
 //	POST /hold?for=10m
 //
 // for is a duration of at most guest.MaxHold; 0 ends the hold.
-func newHoldServer(events *hub, log *log.Logger) *http.Server {
+func (s *Server) newHoldServer(log *log.Logger) *http.Server {
 	limit := rate.NewLimiter(rate.Every(holdInterval), holdBurst)
-	hold := handler(func(w http.ResponseWriter, r *http.Request) error {
+	hold := jsonHandler(func(r *http.Request) (any, error) {
 		d, err := durationOf(r, "for", guest.MaxHold)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if r.URL.Query().Get("for") == "" {
-			return refuse(guest.CodeInvalid, "the duration is missing; send one such as for=10m")
+			return nil, refuse(guest.CodeInvalid, "the duration is missing; send one such as for=10m")
 		}
 		if !limit.Allow() {
-			return &guest.Error{Status: http.StatusTooManyRequests, Code: "too_many_requests",
+			return nil, &guest.Error{Status: http.StatusTooManyRequests, Code: "too_many_requests",
 				Message: "too many holds; one every second is enough"}
 		}
-		if events.send(guest.Event{Type: guest.EventHold, Hold: d}) == 0 {
-			return refuse(guest.CodeInternal, "the node is not listening just now; try again")
+		if s.events.send(guest.Event{Type: guest.EventHold, Hold: d}) == 0 {
+			return nil, refuse(guest.CodeInternal, "the node is not listening just now; try again")
 		}
-		return writeJSON(w, struct{}{})
+		return struct{}{}, nil
 	})
 	mux := http.NewServeMux()
-	mux.Handle("POST "+guest.RouteHold, hold)
+	mux.Handle("POST "+guest.RouteHold, s.handle(hold.respond))
 	srv := &http.Server{
 		Handler: mux, ErrorLog: log, MaxHeaderBytes: 4 << 10,
 		ReadTimeout: holdTimeout, WriteTimeout: holdTimeout,

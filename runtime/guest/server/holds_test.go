@@ -36,7 +36,7 @@ func (p pipes) dial() net.Conn {
 func TestConnectionsFromInsideAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waiting := make(pipes, 20)
-		srv := newHoldServer(newHub(), log.New(io.Discard, "", 0))
+		srv := (&Server{events: newHub()}).newHoldServer(log.New(io.Discard, "", 0))
 		served := make(chan error)
 		go func() { served <- srv.Serve(limitHolds(waiting)) }() // ended by Close
 		responses := make(chan int, 20)

@@ -32,7 +32,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	}
 	names, held, more, err := readNames(path, maxHeldNames)
 	if err != nil {
-		return s.pathError(err)
+		return err
 	}
 	l := &listing{
 		server: s, w: w, ctx: r.Context(), entriesLeft: guest.MaxEntries, held: held, truncated: more,

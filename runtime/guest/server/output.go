@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -27,19 +28,25 @@ type outputPipe struct {
 	last  atomic.Int64  // when draining ends, in Unix nanoseconds; 0 while the command runs
 }
 
-// newOutputPipe makes a pipe. The caller closes the returned descriptor, which
-// is the command's end, once the command has it.
-func newOutputPipe(drain time.Duration) (*outputPipe, int, error) {
+// The ends of a pipe.
+const (
+	readEnd  = 0
+	writeEnd = 1
+)
+
+// newPipe makes a pipe with a command and returns the guest's end, which is nonblocking. The
+// caller closes the other end once the command has it.
+func newPipe(end int) (own *os.File, other int, err error) {
 	var fds [2]int
 	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
-		return nil, 0, os.NewSyscallError("pipe2", err)
+		return nil, -1, os.NewSyscallError("pipe2", err)
 	}
-	if err := syscall.SetNonblock(fds[0], true); err != nil {
+	if err := syscall.SetNonblock(fds[end], true); err != nil {
 		syscall.Close(fds[0])
 		syscall.Close(fds[1])
-		return nil, 0, os.NewSyscallError("fcntl", err)
+		return nil, -1, os.NewSyscallError("fcntl", err)
 	}
-	return &outputPipe{file: os.NewFile(uintptr(fds[0]), "output"), drain: drain}, fds[1], nil
+	return os.NewFile(uintptr(fds[end]), "pipe"), fds[1-end], nil
 }
 
 // commandEnded starts the draining. It sets its deadline first: copy clears the
@@ -128,8 +135,6 @@ type discarder struct {
 	wg     sync.WaitGroup
 }
 
-func newDiscarder() *discarder { return &discarder{} }
-
 // drain takes over a pipe.
 func (d *discarder) drain(f *os.File) {
 	d.mu.Lock()
@@ -158,12 +163,7 @@ func (d *discarder) drop(f *os.File) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f.Close()
-	for i, g := range d.pipes {
-		if g == f {
-			d.pipes = append(d.pipes[:i], d.pipes[i+1:]...)
-			return
-		}
-	}
+	d.pipes = slices.DeleteFunc(d.pipes, func(g *os.File) bool { return g == f })
 }
 
 func (d *discarder) close() {

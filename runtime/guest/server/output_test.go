@@ -14,11 +14,12 @@ import (
 // The client takes the first part of it only after the time for draining is
 // over, and another process holds the pipe open.
 func TestWhatWasWrittenBeforeTheEndIsReadHoweverLate(t *testing.T) {
-	pipe, fd, err := newOutputPipe(drainMax)
+	file, fd, err := newPipe(readEnd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer pipe.file.Close()
+	pipe := &outputPipe{file: file, drain: drainMax}
+	defer file.Close()
 	defer syscall.Close(fd)
 	want := bytes.Repeat([]byte("0123456789abcdef"), 4<<10) // as much as a pipe holds
 	if n, err := syscall.Write(fd, want); n != len(want) {

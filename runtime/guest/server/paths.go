@@ -121,24 +121,9 @@ func (s *Server) describe(path string, info fs.FileInfo) guest.FileInfo {
 func (s *Server) describePath(path string) (guest.FileInfo, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return guest.FileInfo{}, s.pathError(err)
+		return guest.FileInfo{}, err
 	}
 	return s.describe(path, info), nil
-}
-
-// pathError makes a refusal of a failed operation on a file, with the path that
-// the client knows.
-func (s *Server) pathError(err error) error {
-	code := codeOf(err)
-	switch e := err.(type) {
-	case *guest.Error:
-		return e
-	case *fs.PathError:
-		return refuse(code, "%s: %v", s.shown(e.Path), e.Err)
-	case *os.LinkError:
-		return refuse(code, "%s to %s: %v", s.shown(e.Old), s.shown(e.New), e.Err)
-	}
-	return refuse(code, "%v", err)
 }
 
 func formatMode(mode fs.FileMode) string {

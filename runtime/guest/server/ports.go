@@ -19,34 +19,30 @@ const maxPortWait = time.Hour
 // do not grow: a server that is up should not wait for the guest.
 var portPolls = [...]time.Duration{2 * time.Millisecond, 3 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond}
 
-func (s *Server) portReady(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) portReady(r *http.Request) (any, error) {
 	port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
 	if err != nil || port == 0 {
-		return refuse(guest.CodeInvalid, "port %.20q is unusable; it is a number from 1 to 65535", r.URL.Query().Get("port"))
+		return nil, refuse(guest.CodeInvalid, "port %.20q is unusable; it is a number from 1 to 65535", r.URL.Query().Get("port"))
 	}
 	wait, err := durationOf(r, "wait", maxPortWait)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if !waitForPort(r.Context(), uint16(port), wait) {
-		return refuse(guest.CodePortNotReady, "nothing listens on port %d after %s", port, wait)
+		return nil, refuse(guest.CodePortNotReady, "nothing listens on port %d after %s", port, wait)
 	}
-	return writeJSON(w, struct{}{})
+	return struct{}{}, nil
 }
 
 // waitForPort polls after 0, 2, 5, 10, 20 and then every 25 ms.
 func waitForPort(ctx context.Context, port uint16, wait time.Duration) bool {
-	expired := time.NewTimer(wait)
-	defer expired.Stop()
+	expired := time.After(wait)
 	for i := 0; !listening(port); i = min(i+1, len(portPolls)-1) {
-		pause := time.NewTimer(portPolls[i])
 		select {
-		case <-pause.C:
-		case <-expired.C:
-			pause.Stop()
+		case <-time.After(portPolls[i]):
+		case <-expired:
 			return listening(port)
 		case <-ctx.Done():
-			pause.Stop()
 			return false
 		}
 	}

@@ -109,11 +109,9 @@ func (ps *processes) supervise(p *process) {
 // nil when the process must not be restarted.
 func (ps *processes) restart(p *process, backoff *time.Duration) *processRun {
 	for {
-		timer := time.NewTimer(*backoff)
 		select {
-		case <-timer.C:
+		case <-time.After(*backoff):
 		case <-p.stop:
-			timer.Stop()
 			return nil
 		}
 		*backoff = min(2**backoff, maxBackoff)

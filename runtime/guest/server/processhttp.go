@@ -10,48 +10,38 @@ import (
 // maxGrace bounds the grace of StopProcess.
 const maxGrace = 10 * time.Minute
 
-func (s *Server) startProcess(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) startProcess(r *http.Request) (any, error) {
 	var spec guest.ProcessSpec
 	if err := readJSON(r, &spec); err != nil {
-		return err
+		return nil, err
 	}
-	p, err := s.procs.start(spec)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, p)
+	return s.procs.start(spec)
 }
 
-func (s *Server) listProcesses(w http.ResponseWriter, r *http.Request) error {
-	return writeJSON(w, s.procs.list())
-}
+func (s *Server) listProcesses(*http.Request) (any, error) { return s.procs.list(), nil }
 
-func (s *Server) stopProcess(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) stopProcess(r *http.Request) (any, error) {
 	p, err := s.processOf(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	grace, err := durationOf(r, "grace", maxGrace)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return writeJSON(w, s.procs.stop(p, grace))
+	return s.procs.stop(p, grace), nil
 }
 
-func (s *Server) signalProcess(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) signalProcess(r *http.Request) (any, error) {
 	p, err := s.processOf(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	sig, err := parseSignal(r.URL.Query().Get("signal"))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	view, err := s.procs.signal(p, sig)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, view)
+	return s.procs.signal(p, sig)
 }
 
 // logs sends the output in memory and follows from there: both are reads from one position

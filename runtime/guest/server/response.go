@@ -7,6 +7,8 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"os"
+	"slices"
 	"syscall"
 
 	"github.com/doze-run/doze/archive"
@@ -18,24 +20,14 @@ import (
 // response does not look complete.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
-func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	err := h(w, r)
-	if err == nil {
-		return
-	}
-	e := asError(err)
-	b, _ := json.Marshal(e)
-	w.Header().Set("Content-Type", "application/json")
-	if r.ContentLength != 0 {
-		// Respond now, without the rest of the body.
-		w.Header().Set("Connection", "close")
-	}
-	w.WriteHeader(e.Status)
-	w.Write(b)
-}
+// jsonHandler responds with a value as JSON, or with an error.
+type jsonHandler func(r *http.Request) (any, error)
 
-// writeJSON sends v as JSON.
-func writeJSON(w http.ResponseWriter, v any) error {
+func (h jsonHandler) respond(w http.ResponseWriter, r *http.Request) error {
+	v, err := h(r)
+	if err != nil {
+		return err
+	}
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -46,6 +38,25 @@ func writeJSON(w http.ResponseWriter, v any) error {
 	w.Header().Set("Content-Type", "application/json")
 	w.Write(b) // a client that is gone needs no response
 	return nil
+}
+
+// handle returns the handler for net/http.
+func (s *Server) handle(h handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := h(w, r)
+		if err == nil {
+			return
+		}
+		e := s.refusalOf(err)
+		b, _ := json.Marshal(e)
+		w.Header().Set("Content-Type", "application/json")
+		if r.ContentLength != 0 {
+			// Respond now, without the rest of the body.
+			w.Header().Set("Connection", "close")
+		}
+		w.WriteHeader(e.Status)
+		w.Write(b)
+	})
 }
 
 // readJSON reads a request's body.
@@ -63,79 +74,66 @@ func readJSON(r *http.Request, v any) error {
 	return nil
 }
 
-var statuses = map[string]int{
-	guest.CodeInvalid:       http.StatusBadRequest,
-	guest.CodeNotFound:      http.StatusNotFound,
-	guest.CodeNoProcess:     http.StatusNotFound,
-	guest.CodeExists:        http.StatusConflict,
-	guest.CodeNotEmpty:      http.StatusConflict,
-	guest.CodeTooMany:       http.StatusConflict,
-	guest.CodeNotDirectory:  http.StatusConflict,
-	guest.CodeIsDirectory:   http.StatusConflict,
-	guest.CodeNotPermitted:  http.StatusForbidden,
-	guest.CodeNoSpace:       http.StatusInsufficientStorage,
-	guest.CodeNoCommand:     http.StatusBadRequest,
-	guest.CodeNotExecutable: http.StatusBadRequest,
-	guest.CodeNoShell:       http.StatusBadRequest,
-	guest.CodeUnsafeArchive: http.StatusBadRequest,
-	guest.CodeTooLarge:      http.StatusRequestEntityTooLarge,
-	guest.CodePortNotReady:  http.StatusConflict,
+// codes are the codes of refusals, each with its status and the errors that have it. All
+// other errors have CodeInternal.
+var codes = []struct {
+	code   string
+	status int
+	errors []error
+}{
+	{guest.CodeInvalid, http.StatusBadRequest, []error{
+		syscall.EINVAL, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.EXDEV, syscall.ENXIO, archive.ErrInvalid, archive.ErrSpecial,
+	}},
+	{guest.CodeNotFound, http.StatusNotFound, []error{fs.ErrNotExist}},
+	{guest.CodeNoProcess, http.StatusNotFound, nil},
+	{guest.CodeExists, http.StatusConflict, []error{syscall.EEXIST}},
+	{guest.CodeNotEmpty, http.StatusConflict, []error{syscall.ENOTEMPTY}},
+	{guest.CodeTooMany, http.StatusConflict, nil},
+	{guest.CodeNotDirectory, http.StatusConflict, []error{syscall.ENOTDIR}},
+	{guest.CodeIsDirectory, http.StatusConflict, []error{syscall.EISDIR}},
+	{guest.CodeNotPermitted, http.StatusForbidden, []error{
+		syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.EBUSY, syscall.ETXTBSY, archive.ErrReserved,
+	}},
+	{guest.CodeNoSpace, http.StatusInsufficientStorage, []error{syscall.ENOSPC, syscall.EDQUOT}},
+	{guest.CodeNoCommand, http.StatusBadRequest, nil},
+	{guest.CodeNotExecutable, http.StatusBadRequest, nil},
+	{guest.CodeNoShell, http.StatusBadRequest, nil},
+	{guest.CodeUnsafeArchive, http.StatusBadRequest, []error{archive.ErrUnsafe}},
+	{guest.CodeTooLarge, http.StatusRequestEntityTooLarge, []error{syscall.EFBIG, syscall.E2BIG, archive.ErrTooLarge}},
+	{guest.CodePortNotReady, http.StatusConflict, nil},
 }
 
-// refuse makes the error that a client gets.
+// refuse returns the error that a client gets.
 func refuse(code, format string, args ...any) *guest.Error {
-	status, ok := statuses[code]
-	if !ok {
-		status = http.StatusInternalServerError
+	e := &guest.Error{Status: http.StatusInternalServerError, Code: code, Message: fmt.Sprintf(format, args...)}
+	for _, c := range codes {
+		if c.code == code {
+			e.Status = c.status
+		}
 	}
-	return &guest.Error{Status: status, Code: code, Message: fmt.Sprintf(format, args...)}
+	return e
 }
 
-// asError finds the code for an error of the kernel.
-func asError(err error) *guest.Error {
-	var e *guest.Error
-	if errors.As(err, &e) {
+// refusalOf returns the refusal for the error of a handler. Of a failed operation on a file
+// it has the path that the client knows.
+func (s *Server) refusalOf(err error) *guest.Error {
+	code := codeOf(err)
+	switch e := err.(type) {
+	case *guest.Error:
 		return e
+	case *fs.PathError:
+		return refuse(code, "%s: %v", s.shown(e.Path), e.Err)
+	case *os.LinkError:
+		return refuse(code, "%s to %s: %v", s.shown(e.Old), s.shown(e.New), e.Err)
 	}
-	return refuse(codeOf(err), "%s", err)
+	return refuse(code, "%v", err)
 }
 
 func codeOf(err error) string {
-	var errno syscall.Errno
-	if !errors.As(err, &errno) {
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return guest.CodeNotFound
-		case errors.Is(err, archive.ErrInvalid), errors.Is(err, archive.ErrSpecial):
-			return guest.CodeInvalid
-		case errors.Is(err, archive.ErrUnsafe):
-			return guest.CodeUnsafeArchive
-		case errors.Is(err, archive.ErrTooLarge):
-			return guest.CodeTooLarge
-		case errors.Is(err, archive.ErrReserved):
-			return guest.CodeNotPermitted
+	for _, c := range codes {
+		if slices.ContainsFunc(c.errors, func(target error) bool { return errors.Is(err, target) }) {
+			return c.code
 		}
-		return guest.CodeInternal
-	}
-	switch errno {
-	case syscall.ENOENT:
-		return guest.CodeNotFound
-	case syscall.ENOTDIR:
-		return guest.CodeNotDirectory
-	case syscall.EISDIR:
-		return guest.CodeIsDirectory
-	case syscall.EEXIST:
-		return guest.CodeExists
-	case syscall.ENOTEMPTY:
-		return guest.CodeNotEmpty
-	case syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.EBUSY, syscall.ETXTBSY:
-		return guest.CodeNotPermitted
-	case syscall.ENOSPC, syscall.EDQUOT:
-		return guest.CodeNoSpace
-	case syscall.EINVAL, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.EXDEV, syscall.ENXIO:
-		return guest.CodeInvalid
-	case syscall.EFBIG, syscall.E2BIG:
-		return guest.CodeTooLarge
 	}
 	return guest.CodeInternal
 }

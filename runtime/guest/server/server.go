@@ -15,6 +15,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,8 +84,10 @@ type Server struct {
 	events   *hub
 	requests *requests
 	spill    *discarder
-	tunnels  tunnels
-	trust    *trusted
+	// tunnels is the context of the connections with streamed input, and closeTunnels ends it.
+	tunnels      context.Context
+	closeTunnels context.CancelFunc
+	trust        *trusted
 
 	socket     net.Listener
 	holdSocket net.Listener
@@ -98,7 +101,8 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, events: newHub(), requests: newRequests(cfg.Trim), spill: newDiscarder(), trust: newTrusted(cfg)}
+	s := &Server{cfg: cfg, log: cfg.Log, events: newHub(), requests: newRequests(cfg.Trim), spill: &discarder{}, trust: newTrusted(cfg)}
+	s.tunnels, s.closeTunnels = context.WithCancel(context.Background())
 	var err error
 	if s.socket, err = listen(cfg.RunDir, guest.SocketName); err != nil {
 		return nil, err
@@ -121,7 +125,7 @@ func New(cfg Config) (*Server, error) {
 		MaxHeaderBytes: maxHeader,
 		ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
 	}
-	s.holds = newHoldServer(s.events, s.http.ErrorLog)
+	s.holds = s.newHoldServer(s.http.ErrorLog)
 	return s, nil
 }
 
@@ -129,22 +133,13 @@ func (c *Config) setDefaults() error {
 	if c.RunDir == "" {
 		return errors.New("guest server: RunDir is not set")
 	}
-	if c.LogDir == "" {
-		c.LogDir = guest.LogDir
-	}
-	if c.Root == "" {
-		c.Root = "/"
-	}
-	if c.drain == 0 {
-		c.drain = drainMax
-	}
+	c.LogDir = cmp.Or(c.LogDir, guest.LogDir)
+	c.Root = filepath.Clean(cmp.Or(c.Root, "/"))
+	c.Workdir = filepath.Join("/", c.Workdir)
+	c.drain = cmp.Or(c.drain, drainMax)
+	c.Grace = cmp.Or(c.Grace, defaultGrace)
 	if c.Trim == nil && c.Init {
 		c.Trim = trimMemory
-	}
-	c.Root = filepath.Clean(c.Root)
-	c.Workdir = filepath.Join("/", c.Workdir)
-	if c.Grace <= 0 {
-		c.Grace = defaultGrace
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -199,7 +194,7 @@ func (s *Server) shutdown() {
 		s.requests.drain(ctx)
 	}
 	s.http.Close()
-	s.tunnels.close()
+	s.closeTunnels()
 	s.requests.wait(handlersTimeout)
 	s.procs.wait()
 	s.spill.close()
@@ -208,30 +203,31 @@ func (s *Server) shutdown() {
 
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
-	route := func(pattern string, h handler) { mux.Handle(pattern, h) }
-	route("GET "+guest.RouteHello, s.hello)
-	route("PUT "+guest.RouteTrust, s.putTrust)
+	route := func(pattern string, h handler) { mux.Handle(pattern, s.handle(h)) }
+	value := func(pattern string, h jsonHandler) { route(pattern, h.respond) }
+	value("GET "+guest.RouteHello, s.hello)
+	value("PUT "+guest.RouteTrust, s.putTrust)
 	route("POST "+guest.RouteExec, s.exec)
-	route("POST "+guest.RouteProcess, s.startProcess)
-	route("GET "+guest.RouteProcess, s.listProcesses)
-	route("POST "+guest.RouteProcess+"/{id}"+guest.SuffixStop, s.stopProcess)
-	route("POST "+guest.RouteProcess+"/{id}"+guest.SuffixSignal, s.signalProcess)
+	value("POST "+guest.RouteProcess, s.startProcess)
+	value("GET "+guest.RouteProcess, s.listProcesses)
+	value("POST "+guest.RouteProcess+"/{id}"+guest.SuffixStop, s.stopProcess)
+	value("POST "+guest.RouteProcess+"/{id}"+guest.SuffixSignal, s.signalProcess)
 	route("GET "+guest.RouteProcess+"/{id}"+guest.SuffixLogs, s.logs)
-	route("PUT "+guest.RouteFile, s.writeFile)
+	value("PUT "+guest.RouteFile, s.creating(replaceFile))
 	route("GET "+guest.RouteFile, s.readFile)
-	route("DELETE "+guest.RouteFile, s.remove)
-	route("GET "+guest.RouteStat, s.stat)
+	value("DELETE "+guest.RouteFile, s.remove)
+	value("GET "+guest.RouteStat, s.stat)
 	route("GET "+guest.RouteList, s.list)
-	route("POST "+guest.RouteMkdir, s.mkdir)
-	route("POST "+guest.RouteMove, s.move)
-	route("PUT "+guest.RouteArchive, s.putArchive)
+	value("POST "+guest.RouteMkdir, s.creating(makeFolder))
+	value("POST "+guest.RouteMove, s.move)
+	value("PUT "+guest.RouteArchive, s.putArchive)
 	route("GET "+guest.RouteArchive, s.getArchive)
-	route("GET "+guest.RoutePort, s.portReady)
+	value("GET "+guest.RoutePort, s.portReady)
 	route("GET "+guest.RouteEvents, s.streamEvents)
 	route("POST "+guest.RouteTrim, s.trimNow)
 	return mux
 }
 
-func (s *Server) hello(w http.ResponseWriter, r *http.Request) error {
-	return writeJSON(w, guest.Hello{Protocol: guest.ProtocolVersion, Version: s.cfg.Version, PID: os.Getpid(), Trust: s.trust.last()})
+func (s *Server) hello(*http.Request) (any, error) {
+	return guest.Hello{Protocol: guest.ProtocolVersion, Version: s.cfg.Version, PID: os.Getpid(), Trust: s.trust.last.Load().digest}, nil
 }

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"sync"
-	"syscall"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -36,18 +34,13 @@ type stdinPipe struct {
 // newStdinPipe makes a pipe. The caller closes the returned file, which is the
 // command's end, once the command has it.
 func newStdinPipe() (*stdinPipe, *os.File, error) {
-	var fds [2]int
-	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
-		return nil, nil, os.NewSyscallError("pipe2", err)
+	own, fd, err := newPipe(writeEnd)
+	if err != nil {
+		return nil, nil, err
 	}
-	if err := syscall.SetNonblock(fds[1], true); err != nil {
-		syscall.Close(fds[0])
-		syscall.Close(fds[1])
-		return nil, nil, os.NewSyscallError("fcntl", err)
-	}
-	p := &stdinPipe{pipe: os.NewFile(uintptr(fds[1]), "stdin")}
+	p := &stdinPipe{pipe: own}
 	p.changed.L = &p.mu
-	return p, os.NewFile(uintptr(fds[0]), "stdin"), nil
+	return p, os.NewFile(uintptr(fd), "stdin"), nil
 }
 
 // receive reads frames until the connection fails or its client violates the
@@ -144,45 +137,6 @@ func (p *stdinPipe) send(out *frameWriter) {
 	}
 }
 
-// tunnels are the connections that commands with streamed input have taken over
-// from the HTTP server, which therefore does not close them.
-type tunnels struct {
-	mu     sync.Mutex
-	open   map[net.Conn]bool
-	closed bool
-}
-
-// add reports false after close.
-func (t *tunnels) add(conn net.Conn) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return false
-	}
-	if t.open == nil {
-		t.open = map[net.Conn]bool{}
-	}
-	t.open[conn] = true
-	return true
-}
-
-func (t *tunnels) drop(conn net.Conn) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.open, conn)
-	conn.Close()
-}
-
-// close closes all connections; their commands are killed.
-func (t *tunnels) close() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.closed = true
-	for conn := range t.open {
-		conn.Close()
-	}
-}
-
 // connect connects the command's input and output to the connection of the request. The
 // returned context ends with the connection. disconnect ends both.
 func (s *Server) connect(x *execution, w http.ResponseWriter) (ctx context.Context, out *frameWriter, disconnect func(), err error) {
@@ -190,25 +144,24 @@ func (s *Server) connect(x *execution, w http.ResponseWriter) (ctx context.Conte
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	if !s.tunnels.add(conn) {
-		conn.Close()
-		return nil, nil, nil, errStopping
-	}
+	// The HTTP server does not close a connection that was taken over from it.
+	ctx, cancel := context.WithCancel(s.tunnels)
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	out = &frameWriter{w: conn}
-	ctx, cancel := context.WithCancel(context.Background())
 	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+guest.UpgradeExec+"\r\n\r\n"); err != nil {
 		cancel() // as if it had disconnected later
 	}
 	out.json(guest.FrameStart, guest.Started{PID: x.tree.root.pid}, true) // before any acknowledgement
 	var carrying sync.WaitGroup
-	carrying.Go(func() { // ended by drop
+	carrying.Go(func() { // ended by conn.Close
 		defer cancel()
 		x.stdin.receive(buffered)
 	})
 	carrying.Go(func() { x.stdin.send(out) }) // ended by close
 	return ctx, out, func() {
 		x.stdin.close()
-		s.tunnels.drop(conn)
+		stop()
+		conn.Close()
 		carrying.Wait()
 		cancel()
 	}, nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -82,7 +83,12 @@ func (t *tree) kill() {
 func (t *tree) stop(grace time.Duration) {
 	deadline := time.Now().Add(grace)
 	if grace > 0 {
-		t.terminate()
+		members := t.halt()
+		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGCONT} { // stopped, they receive nothing
+			for _, p := range members {
+				p.signal(sig)
+			}
+		}
 		for wait := pollPause; ; wait = min(2*wait, 50*time.Millisecond) {
 			left := time.Until(deadline)
 			if left <= 0 {
@@ -97,28 +103,16 @@ func (t *tree) stop(grace time.Duration) {
 	t.kill()
 }
 
-// terminate sends SIGTERM to every member, and SIGCONT so that they receive it.
-func (t *tree) terminate() {
-	members := t.halt()
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGCONT} {
-		for _, p := range members {
-			p.signal(sig)
-		}
-	}
-}
-
 // pause waits for d, or until the root ends if it still runs.
 func (t *tree) pause(d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	if t.root.running() {
-		select {
-		case <-t.root.done:
-		case <-timer.C:
-		}
-		return
+	done := t.root.done
+	if !t.root.running() {
+		done = nil
 	}
-	<-timer.C
+	select {
+	case <-done:
+	case <-time.After(d):
+	}
 }
 
 // identity distinguishes a process from a later one with the same number.
@@ -185,6 +179,12 @@ func (t *tree) marked(pid int) (ours, any bool) {
 	defer f.Close()
 	environ, _ := io.ReadAll(io.LimitReader(f, maxEnviron))
 	return hasVariable(environ, t.mark), bytes.Contains(environ, []byte(markName+"="))
+}
+
+// hasVariable reports whether an environment, as the kernel shows it, has kv.
+func hasVariable(environ, kv []byte) bool {
+	zero := []byte{0}
+	return bytes.Contains(slices.Concat(zero, environ, zero), slices.Concat(zero, kv, zero))
 }
 
 // listProcs reads the state of every process that is visible.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"sync/atomic"
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/trust"
@@ -14,31 +15,22 @@ import (
 type trusted struct {
 	installing sync.Mutex // held through an installation
 	store      trust.Store
+	last       atomic.Pointer[installed]
+}
 
-	mu     sync.Mutex
-	digest string
-	vars   map[string]string // replaced, never changed
+// installed is the result of an installation.
+type installed struct {
+	digest    string
+	variables map[string]string // that name the CAs' files
 }
 
 func newTrusted(cfg Config) *trusted {
-	return &trusted{store: trust.Store{
+	t := &trusted{store: trust.Store{
 		Root: cfg.Root, Env: cfg.Env,
 		Write: func(path string, content io.Reader) error { return replaceFile(path, 0, content) },
 	}}
-}
-
-// last returns the digest of the CAs that were installed last.
-func (t *trusted) last() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.digest
-}
-
-// variables returns the variables that name the CAs' files.
-func (t *trusted) variables() map[string]string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.vars
+	t.last.Store(&installed{})
+	return t
 }
 
 func (t *trusted) install(ca, roots []byte) (needsRoots bool, err error) {
@@ -48,21 +40,15 @@ func (t *trusted) install(ca, roots []byte) (needsRoots bool, err error) {
 	if errors.Is(err, trust.ErrInvalid) {
 		return false, refuse(guest.CodeInvalid, "%v", err)
 	}
-	vars := t.store.Variables()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.digest, t.vars = guest.TrustDigest(ca), vars
+	t.last.Store(&installed{guest.TrustDigest(ca), t.store.Variables()})
 	return needsRoots, err
 }
 
-func (s *Server) putTrust(w http.ResponseWriter, r *http.Request) error {
+func (s *Server) putTrust(r *http.Request) (any, error) {
 	var req guest.Trust
 	if err := readJSON(r, &req); err != nil {
-		return err
+		return nil, err
 	}
 	needsRoots, err := s.trust.install([]byte(req.CA), []byte(req.Roots))
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, guest.TrustResult{NeedsRoots: needsRoots})
+	return guest.TrustResult{NeedsRoots: needsRoots}, err
 }
