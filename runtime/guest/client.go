@@ -116,8 +116,8 @@ func (c *Client) Close() { c.transport.CloseIdleConnections() }
 // Hello returns the guest's version. For a guest with another ProtocolVersion it returns
 // *VersionError.
 func (c *Client) Hello(ctx context.Context) (Hello, error) {
-	var h Hello
-	if err := c.call(ctx, request{method: http.MethodGet, route: RouteHello}, &h); err != nil {
+	h, err := get[Hello](ctx, c, request{method: http.MethodGet, route: RouteHello})
+	if err != nil {
 		return Hello{}, err
 	}
 	h.Version, h.Trust = cut(h.Version, 100), cut(h.Trust, 2*sha256.Size)
@@ -130,9 +130,7 @@ func (c *Client) Hello(ctx context.Context) (Hello, error) {
 // Trust makes the programs of the sandbox trust CAs. An error, such as *Error with
 // CodeNoSpace, names the parts that failed; the others are done.
 func (c *Client) Trust(ctx context.Context, t Trust) (TrustResult, error) {
-	var res TrustResult
-	err := c.call(ctx, request{method: http.MethodPut, route: RouteTrust, json: t}, &res)
-	return res, err
+	return get[TrustResult](ctx, c, request{method: http.MethodPut, route: RouteTrust, json: t})
 }
 
 // PortReady returns when a program in the sandbox listens on the TCP port, on any address.
@@ -291,6 +289,12 @@ func (c *Client) call(ctx context.Context, r request, v any) error {
 	return nil
 }
 
+// get is call for a result of type T.
+func get[T any](ctx context.Context, c *Client, r request) (v T, err error) {
+	err = c.call(ctx, r, &v)
+	return v, err
+}
+
 // readError returns the *Error of a refusal, bounded in size.
 func readError(a *response) error {
 	if a.StatusCode < 400 || a.StatusCode > 599 {
@@ -331,8 +335,8 @@ func lost(err error) error {
 	if err == nil || errors.Is(err, ErrLost) {
 		return err
 	}
-	var op *net.OpError
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &op) && op.Op != "dial" ||
+	op, ok := errors.AsType[*net.OpError](err)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || ok && op.Op != "dial" ||
 		err.Error() == "http: server closed idle connection" { // which the library does not export
 		return fmt.Errorf("%w: %w", ErrLost, err)
 	}

@@ -2,7 +2,6 @@ package guest
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,16 +10,16 @@ import (
 )
 
 // ExecKind is the kind of an ExecEvent.
-type ExecKind int
+type ExecKind FrameType
 
 const (
-	ExecStart    ExecKind = iota + 1 // PID; first
-	ExecStdout                       // Data
-	ExecStderr                       // Data
-	ExecComplete                     // Result; last
+	ExecStart    = ExecKind(FrameStart)    // PID; first
+	ExecStdout   = ExecKind(FrameStdout)   // Data
+	ExecStderr   = ExecKind(FrameStderr)   // Data
+	ExecComplete = ExecKind(FrameComplete) // Result; last
 	// With ExecRequest.StreamStdin:
-	ExecStdinAck    // Bytes of input were written to the command's pipe
-	ExecStdinClosed // the command reads no more input
+	ExecStdinAck    = ExecKind(FrameStdinAck)    // Bytes of input were written to the command's pipe
+	ExecStdinClosed = ExecKind(FrameStdinClosed) // the command reads no more input
 )
 
 // ExecEvent is one thing that happened to a command.
@@ -64,7 +63,7 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (*ExecStream, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &ExecStream{frames: frames{response: a}, stall: c.stall}
+	s := &ExecStream{frames: frames{response: a, endless: true}, stall: c.stall}
 	if !req.StreamStdin {
 		return s, nil
 	}
@@ -135,67 +134,45 @@ func (s *ExecStream) acknowledge(n int) error {
 // Next returns what happens next: ExecStart, output, ExecComplete, then io.EOF.
 // It blocks while the command is silent. A stream that ends before ExecComplete
 // returns ErrLost (wrapped).
-func (s *ExecStream) Next() (ExecEvent, error) {
-	if s.done != nil {
-		return ExecEvent{}, s.done
-	}
-	ev, err := s.next()
-	if err != nil {
-		s.fail(err)
-	}
-	return ev, err
-}
+func (s *ExecStream) Next() (ExecEvent, error) { return nextEvent(&s.frames, s.parse) }
 
-func (s *ExecStream) next() (ExecEvent, error) {
-	t, data, err := s.frame()
-	if err == io.EOF {
-		err = ErrLost
-	}
-	if err != nil {
-		return ExecEvent{}, err
-	}
+func (s *ExecStream) parse(t FrameType, data []byte) (ev ExecEvent, err error) {
 	if s.started == (t == FrameStart) {
-		return ExecEvent{}, fmt.Errorf("%w: type %d out of order", ErrFrame, t)
+		return ev, fmt.Errorf("%w: type %d out of order", ErrFrame, t)
 	}
+	ev.Kind = ExecKind(t)
 	switch t {
 	case FrameStart:
 		var v Started
-		if err := json.Unmarshal(data, &v); err != nil || v.PID <= 0 {
-			return ExecEvent{}, fmt.Errorf("%w: no pid at the start", ErrFrame)
+		if err = payload(data, &v); err == nil && v.PID <= 0 {
+			err = fmt.Errorf("%w: no pid at the start", ErrFrame)
 		}
-		s.started = true
-		return ExecEvent{Kind: ExecStart, PID: v.PID}, nil
-	case FrameStdout:
-		return ExecEvent{Kind: ExecStdout, Data: data}, nil
-	case FrameStderr:
-		return ExecEvent{Kind: ExecStderr, Data: data}, nil
+		s.started, ev.PID = true, v.PID
+	case FrameStdout, FrameStderr:
+		ev.Data = data
 	case FrameStdinAck:
 		var v StdinAck
-		if err := json.Unmarshal(data, &v); err != nil {
-			return ExecEvent{}, fmt.Errorf("%w: unusable acknowledgement", ErrFrame)
+		if err = payload(data, &v); err == nil {
+			err = s.acknowledge(v.Bytes)
 		}
-		if err := s.acknowledge(v.Bytes); err != nil {
-			return ExecEvent{}, err
-		}
-		return ExecEvent{Kind: ExecStdinAck, Bytes: v.Bytes}, nil
+		ev.Bytes = v.Bytes
 	case FrameStdinClosed:
-		return ExecEvent{Kind: ExecStdinClosed}, nil
 	case FrameComplete:
-		var v ExecResult
-		if err := json.Unmarshal(data, &v); err != nil {
-			return ExecEvent{}, fmt.Errorf("%w: unusable result", ErrFrame)
+		ev.Result = &ExecResult{}
+		if err = payload(data, ev.Result); err == nil {
+			err = ev.Result.check()
 		}
-		if err := v.check(); err != nil {
-			return ExecEvent{}, err
-		}
-		if s.stdin == nil {
+		switch {
+		case err != nil:
+		case s.stdin == nil:
 			s.finish()
-		} else {
+		default:
 			s.fail(io.EOF)
 		}
-		return ExecEvent{Kind: ExecComplete, Result: &v}, nil
+	default:
+		err = fmt.Errorf("%w: type %d in an exec", ErrFrame, t)
 	}
-	return ExecEvent{}, fmt.Errorf("%w: type %d in an exec", ErrFrame, t)
+	return ev, err
 }
 
 // check refuses an invalid result.
@@ -205,7 +182,3 @@ func (r *ExecResult) check() error {
 	}
 	return nil
 }
-
-// Close ends the stream. Before ExecComplete, the guest kills the command and
-// everything that it started. It may be called more than once.
-func (s *ExecStream) Close() error { return s.response.Close() }

@@ -21,7 +21,7 @@ import (
 // file as it was.
 func (c *Client) WriteFile(ctx context.Context, path string, mode fs.FileMode, body io.Reader) (FileInfo, error) {
 	q := url.Values{"path": {path}, "mode": {formatMode(mode)}}
-	return c.fileInfo(ctx, request{method: http.MethodPut, route: RouteFile, query: q, body: body})
+	return get[FileInfo](ctx, c, request{method: http.MethodPut, route: RouteFile, query: q, body: body})
 }
 
 // FileContent is a file, or the part of it that was asked for.
@@ -97,7 +97,7 @@ func (c *Client) List(ctx context.Context, path string, opts ListOptions) (entri
 
 // Stat describes what is at path. It does not follow a symbolic link there.
 func (c *Client) Stat(ctx context.Context, path string) (FileInfo, error) {
-	return c.fileInfo(ctx, request{method: http.MethodGet, route: RouteStat, query: url.Values{"path": {path}}})
+	return get[FileInfo](ctx, c, request{method: http.MethodGet, route: RouteStat, query: url.Values{"path": {path}}})
 }
 
 // Remove removes a file, a symbolic link or a folder; one that is not empty only
@@ -111,14 +111,14 @@ func (c *Client) Remove(ctx context.Context, path string, recursive bool) error 
 // Mode 0 is 0755.
 func (c *Client) Mkdir(ctx context.Context, path string, mode fs.FileMode) (FileInfo, error) {
 	q := url.Values{"path": {path}, "mode": {formatMode(mode)}}
-	return c.fileInfo(ctx, request{method: http.MethodPost, route: RouteMkdir, query: q})
+	return get[FileInfo](ctx, c, request{method: http.MethodPost, route: RouteMkdir, query: q})
 }
 
 // Move renames a file or a folder, making the folders above its new path. It
 // replaces a file, and never a folder. Errors: CodeNotFound, CodeExists.
 func (c *Client) Move(ctx context.Context, from, to string) (FileInfo, error) {
 	q := url.Values{"from": {from}, "to": {to}}
-	return c.fileInfo(ctx, request{method: http.MethodPost, route: RouteMove, query: q, wait: longTimeout})
+	return get[FileInfo](ctx, c, request{method: http.MethodPost, route: RouteMove, query: q, wait: longTimeout})
 }
 
 // PutArchive unpacks a tar stream, gzipped or not, into the folder at path,
@@ -127,10 +127,8 @@ func (c *Client) Move(ctx context.Context, from, to string) (FileInfo, error) {
 // CodeUnsafeArchive, other kinds with CodeInvalid. Entries before the refused
 // one stay. Owners in the archive are ignored.
 func (c *Client) PutArchive(ctx context.Context, path string, body io.Reader) (ArchiveResult, error) {
-	var res ArchiveResult
 	r := request{method: http.MethodPut, route: RouteArchive, query: url.Values{"path": {path}}, body: body}
-	err := c.call(ctx, r, &res)
-	return res, err
+	return get[ArchiveResult](ctx, c, r)
 }
 
 // GetArchive packs the folder or file at path as a tar stream, with paths
@@ -142,12 +140,6 @@ func (c *Client) GetArchive(ctx context.Context, path string) (io.ReadCloser, er
 		return nil, err
 	}
 	return a, nil
-}
-
-func (c *Client) fileInfo(ctx context.Context, r request) (FileInfo, error) {
-	var info FileInfo
-	err := c.call(ctx, r, &info)
-	return info, err
 }
 
 func formatMode(mode fs.FileMode) string { return fmt.Sprintf("%04o", mode.Perm()) }

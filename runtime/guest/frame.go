@@ -2,6 +2,7 @@ package guest
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -85,27 +86,42 @@ func ReadFrame(r io.Reader, buf []byte) (FrameType, []byte, error) {
 	return t, buf, nil
 }
 
-// frames reads a response that consists of frames, and remembers how it ended.
+// frames is a response that consists of frames.
 type frames struct {
 	response *response
 	buf      []byte
+	endless  bool  // an end between frames is ErrLost
 	done     error // of all further reads
 }
 
-// frame reads one frame; its payload is valid until the next one. It returns
-// io.EOF between frames, and ErrLost within one.
-func (s *frames) frame() (FrameType, []byte, error) {
+// nextEvent returns the event that parse makes of the next frame; the payload is valid until
+// the next call. An error ends the stream.
+func nextEvent[E any](s *frames, parse func(FrameType, []byte) (E, error)) (ev E, err error) {
+	if s.done != nil {
+		return ev, s.done
+	}
 	t, data, err := ReadFrame(s.response, s.buf)
 	switch {
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return 0, nil, ErrLost
-	case err != nil:
-		return 0, nil, err
+	case err == nil:
+		if cap(data) > cap(s.buf) {
+			s.buf = data
+		}
+		if ev, err = parse(t, data); err == nil {
+			return ev, nil
+		}
+	case errors.Is(err, io.ErrUnexpectedEOF), err == io.EOF && s.endless:
+		err = ErrLost
 	}
-	if cap(data) > cap(s.buf) {
-		s.buf = data
+	s.fail(err)
+	return *new(E), err
+}
+
+// payload decodes the JSON of a frame into v.
+func payload(data []byte, v any) error {
+	if err := json.Unmarshal(data, v); err != nil {
+		return fmt.Errorf("%w: unusable %T: %w", ErrFrame, v, err)
 	}
-	return t, data, nil
+	return nil
 }
 
 // finish reads the end of the response after its last frame, so that its
@@ -122,3 +138,8 @@ func (s *frames) fail(err error) {
 	s.done = err
 	s.response.Close()
 }
+
+// Close ends the stream. It may be called more than once and while Next waits. A process goes
+// on without its LogStream; a command is killed, with everything that it started, unless
+// ExecComplete came before.
+func (s *frames) Close() error { return s.response.Close() }

@@ -2,9 +2,7 @@ package guest
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -22,10 +20,7 @@ type LogEvent struct {
 }
 
 // LogStream is the output of a background process.
-type LogStream struct {
-	frames
-	follow bool
-}
+type LogStream struct{ frames }
 
 // Logs returns the last 256 KiB of a process's output and, with follow, what it
 // writes from then on, across restarts, until its final end; nothing is lost between the
@@ -42,30 +37,14 @@ func (c *Client) Logs(ctx context.Context, id string, follow bool) (*LogStream, 
 	if !follow {
 		a.watch.set(c.timeout)
 	}
-	return &LogStream{frames: frames{response: a}, follow: follow}, nil
+	return &LogStream{frames{response: a, endless: follow}}, nil
 }
 
 // Next returns the next piece, or io.EOF after the last. A stream that is cut
 // off, or that follows and ends before its process, returns ErrLost (wrapped).
-func (s *LogStream) Next() (LogEvent, error) {
-	if s.done != nil {
-		return LogEvent{}, s.done
-	}
-	ev, err := s.next()
-	if err != nil {
-		s.fail(err)
-	}
-	return ev, err
-}
+func (s *LogStream) Next() (LogEvent, error) { return nextEvent(&s.frames, s.parse) }
 
-func (s *LogStream) next() (LogEvent, error) {
-	t, data, err := s.frame()
-	if err == io.EOF && s.follow {
-		err = ErrLost
-	}
-	if err != nil {
-		return LogEvent{}, err
-	}
+func (s *LogStream) parse(t FrameType, data []byte) (ev LogEvent, err error) {
 	switch t {
 	case FrameStdout:
 		return LogEvent{Stream: "stdout", Data: data}, nil
@@ -73,24 +52,20 @@ func (s *LogStream) next() (LogEvent, error) {
 		return LogEvent{Stream: "stderr", Data: data}, nil
 	case FrameSkipped:
 		var v Skipped
-		if err := json.Unmarshal(data, &v); err != nil || v.Bytes < 0 {
-			return LogEvent{}, fmt.Errorf("%w: unusable count of skipped bytes", ErrFrame)
+		if err = payload(data, &v); err == nil && v.Bytes < 0 {
+			err = fmt.Errorf("%w: %d bytes skipped", ErrFrame, v.Bytes)
 		}
-		return LogEvent{Skipped: v.Bytes}, nil
+		ev.Skipped = v.Bytes
 	case FrameExit:
-		p := &Process{}
-		if err := json.Unmarshal(data, p); err != nil {
-			return LogEvent{}, fmt.Errorf("%w: unusable process", ErrFrame)
+		ev.Process = &Process{}
+		if err = payload(data, ev.Process); err == nil {
+			err = ev.Process.check()
 		}
-		if err := p.check(); err != nil {
-			return LogEvent{}, err
+		if err == nil {
+			s.finish()
 		}
-		s.finish()
-		return LogEvent{Process: p}, nil
+	default:
+		err = fmt.Errorf("%w: type %d in a log", ErrFrame, t)
 	}
-	return LogEvent{}, fmt.Errorf("%w: type %d in a log", ErrFrame, t)
+	return ev, err
 }
-
-// Close ends the stream; the process goes on. It may be called more than once
-// and while Next waits.
-func (s *LogStream) Close() error { return s.response.Close() }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 )
@@ -45,8 +46,8 @@ func (c *Client) StartProcess(ctx context.Context, spec ProcessSpec) (Process, e
 // Processes lists the running processes and the most recent of those that
 // ended, oldest first.
 func (c *Client) Processes(ctx context.Context) ([]Process, error) {
-	var list []Process
-	if err := c.call(ctx, request{method: http.MethodGet, route: RouteProcess}, &list); err != nil {
+	list, err := get[[]Process](ctx, c, request{method: http.MethodGet, route: RouteProcess})
+	if err != nil {
 		return nil, err
 	}
 	for _, p := range list {
@@ -78,8 +79,8 @@ func (c *Client) SignalProcess(ctx context.Context, id string, signal string) (P
 }
 
 func (c *Client) process(ctx context.Context, r request) (Process, error) {
-	var p Process
-	if err := c.call(ctx, r, &p); err != nil {
+	p, err := get[Process](ctx, c, r)
+	if err != nil {
 		return Process{}, err
 	}
 	return p, p.check()
@@ -89,14 +90,10 @@ func processRoute(id, suffix string) string { return RouteProcess + "/" + url.Pa
 
 // check refuses an invalid process.
 func (p *Process) check() error {
-	switch p.State {
-	case ProcessRunning, ProcessExited, ProcessLost:
-	default:
+	if !slices.Contains([]ProcessState{ProcessRunning, ProcessExited, ProcessLost}, p.State) {
 		return fmt.Errorf("guest reported a process in the unknown state %q", cut(string(p.State), 20))
 	}
-	switch p.Restart {
-	case RestartNever, RestartAlways, RestartOnWake:
-	default:
+	if !slices.Contains(Restarts, p.Restart) {
 		return fmt.Errorf("guest reported a process with the unknown restart %q", cut(string(p.Restart), 20))
 	}
 	if !IsProcessID(p.ID) {

@@ -124,6 +124,9 @@ const (
 	RestartOnWake Restart = "on_wake" // started again on a cold wake only
 )
 
+// Restarts are the values of Restart.
+var Restarts = []Restart{RestartNever, RestartAlways, RestartOnWake}
+
 // ProcessSpec is a process that runs in the background.
 type ProcessSpec struct {
 	Command

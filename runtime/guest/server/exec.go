@@ -57,32 +57,10 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	out := &frameWriter{w: w, flush: http.NewResponseController(w).Flush}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	out.json(guest.FrameStart, guest.Started{PID: x.tree.root.pid}, true)
-	x.serve(r.Context(), req.Timeout, out)
-	if out.failed() {
+	if x.serve(r.Context(), req.Timeout, out) != nil {
 		panic(http.ErrAbortHandler)
 	}
 	return nil
-}
-
-// serveTunnel is serve over the connection itself, which carries the input too.
-func (x *execution) serveTunnel(w http.ResponseWriter, timeout time.Duration) error {
-	ctx, out, disconnect, err := x.server.connect(x, w)
-	if err != nil {
-		x.tree.kill()
-		x.wait()
-		x.close()
-		x.stdin.close()
-		return err
-	}
-	defer disconnect()
-	x.serve(ctx, timeout, out)
-	return nil
-}
-
-// serve sends the command's output, and how it ends.
-func (x *execution) serve(ctx context.Context, timeout time.Duration, out *frameWriter) {
-	timedOut := x.send(ctx, timeout, out)
-	out.json(guest.FrameComplete, x.result(timedOut), false)
 }
 
 // execution is a command whose output goes to one client.
@@ -91,19 +69,19 @@ type execution struct {
 	server *Server
 	stdin  *stdinPipe // nil when the input is not streamed
 	began  time.Time
-	took   time.Duration // until the command itself had exited
 }
 
-// send sends output until the command has ended and its output is drained. It kills the
-// tree at the timeout, when the client is gone and when the output cannot be sent.
-func (x *execution) send(ctx context.Context, timeout time.Duration, out *frameWriter) (timedOut bool) {
+// serve sends the command's output until the command has ended and its output is drained, and
+// then how it ended. It kills the tree at the timeout, when the client is gone and when the
+// output cannot be sent.
+func (x *execution) serve(ctx context.Context, timeout time.Duration, out *frameWriter) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var copying sync.WaitGroup
-	refused := make(chan struct{})
-	var once sync.Once
 	for i, p := range x.outputs {
 		copying.Go(func() { // ended by the end of the command, see outputPipe.copy
-			if err := x.copy(p, guest.FrameStdout+guest.FrameType(i), out); err != nil {
-				once.Do(func() { close(refused) })
+			if x.copy(p, guest.FrameStdout+guest.FrameType(i), out) != nil {
+				cancel()
 			}
 		})
 	}
@@ -111,22 +89,22 @@ func (x *execution) send(ctx context.Context, timeout time.Duration, out *frameW
 	if timeout > 0 {
 		expired = time.After(timeout - time.Since(x.began))
 	}
+	var res guest.ExecResult
 	select {
 	case <-x.tree.root.done:
 	case <-expired:
 		// A command that has ended by itself at the same moment was in time.
-		if timedOut = x.tree.root.running(); timedOut {
+		if res.TimedOut = x.tree.root.running(); res.TimedOut {
 			x.tree.kill()
 		}
 	case <-ctx.Done():
 		x.tree.kill()
-	case <-refused:
-		x.tree.kill()
 	}
 	x.wait()
-	x.took = time.Since(x.began)
+	res.Duration = time.Since(x.began)
+	res.ExitCode, res.Signal = exitOf(x.tree.root.status)
 	copying.Wait()
-	return timedOut
+	return out.json(guest.FrameComplete, res, false)
 }
 
 // copy sends one output of the command.
@@ -134,7 +112,7 @@ func (x *execution) copy(p *outputPipe, t guest.FrameType, out *frameWriter) err
 	buf := execBuffers.Get().(*[guest.FrameHeader + execBuffer]byte)
 	defer execBuffers.Put(buf)
 	open, err := p.copy(buf[guest.FrameHeader:], func(data []byte) error {
-		return out.output(t, buf[:guest.FrameHeader+len(data)])
+		return out.frame(t, buf[:guest.FrameHeader+len(data)], true)
 	})
 	if open && err == nil {
 		x.server.spill.drain(p.file)
@@ -142,11 +120,6 @@ func (x *execution) copy(p *outputPipe, t guest.FrameType, out *frameWriter) err
 		p.file.Close()
 	}
 	return err
-}
-
-func (x *execution) result(timedOut bool) guest.ExecResult {
-	code, signal := exitOf(x.tree.root.status)
-	return guest.ExecResult{ExitCode: code, Signal: signal, TimedOut: timedOut, Duration: x.took}
 }
 
 // frameWriter writes frames for several goroutines. Writing blocks while the
@@ -159,23 +132,18 @@ type frameWriter struct {
 	err error
 }
 
-// output sends a frame whose first bytes are reserved for its header.
-func (f *frameWriter) output(t guest.FrameType, frame []byte) error {
+// frame sends a frame whose first bytes are reserved for its header.
+func (f *frameWriter) frame(t guest.FrameType, frame []byte, flush bool) error {
 	guest.PutFrameHeader(frame, t, len(frame)-guest.FrameHeader)
-	return f.write(frame, true)
+	return f.write(frame, flush)
 }
 
 func (f *frameWriter) json(t guest.FrameType, v any, flush bool) error {
-	var b []byte
-	if v != nil {
-		var err error
-		if b, err = json.Marshal(v); err != nil {
-			return err
-		}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
 	}
-	frame := make([]byte, guest.FrameHeader, guest.FrameHeader+len(b))
-	guest.PutFrameHeader(frame, t, len(b))
-	return f.write(append(frame, b...), flush)
+	return f.frame(t, append(make([]byte, guest.FrameHeader, guest.FrameHeader+len(b)), b...), flush)
 }
 
 func (f *frameWriter) write(b []byte, flush bool) error {
@@ -189,10 +157,4 @@ func (f *frameWriter) write(b []byte, flush bool) error {
 		f.err = f.flush()
 	}
 	return f.err
-}
-
-func (f *frameWriter) failed() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.err != nil
 }

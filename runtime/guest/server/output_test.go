@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"syscall"
@@ -63,9 +64,13 @@ func TestCommandThatEndedInTimeIsNotTimedOut(t *testing.T) {
 		<-run.tree.root.done
 		x := &execution{running: run, server: srv, began: time.Now().Add(-time.Hour)}
 		w := httptest.NewRecorder()
-		timedOut := x.send(t.Context(), time.Minute, &frameWriter{w: w, flush: http.NewResponseController(w).Flush})
-		if res := x.result(timedOut); res.TimedOut || res.ExitCode != 1 {
-			t.Fatalf("result %+v", res)
+		if err := x.serve(t.Context(), time.Minute, &frameWriter{w: w, flush: http.NewResponseController(w).Flush}); err != nil {
+			t.Fatal(err)
+		}
+		var res guest.ExecResult
+		kind, data, err := guest.ReadFrame(w.Body, nil)
+		if err != nil || kind != guest.FrameComplete || json.Unmarshal(data, &res) != nil || res.TimedOut || res.ExitCode != 1 {
+			t.Fatalf("frame %d, result %+v, %v", kind, res, err)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,9 +46,6 @@ func newProcesses(s *Server) *processes {
 // left, so that they do not add up.
 func (ps *processes) pruneLogs() {
 	files, _ := filepath.Glob(filepath.Join(ps.server.cfg.LogDir, "*.log"))
-	if len(files) <= maxHistory {
-		return
-	}
 	age := make(map[string]time.Time, len(files))
 	for _, f := range files {
 		if info, err := os.Lstat(f); err == nil {
@@ -55,7 +53,7 @@ func (ps *processes) pruneLogs() {
 		}
 	}
 	slices.SortFunc(files, func(a, b string) int { return age[b].Compare(age[a]) })
-	for _, f := range files[maxHistory:] {
+	for _, f := range files[min(len(files), maxHistory):] {
 		removeLog(f)
 	}
 }
@@ -95,12 +93,8 @@ func (ps *processes) start(spec guest.ProcessSpec) (guest.Process, error) {
 var errStopping = refuse(guest.CodeInternal, "the sandbox is stopping")
 
 func checkSpec(spec *guest.ProcessSpec) error {
-	if spec.Restart == "" {
-		spec.Restart = guest.RestartNever
-	}
-	switch spec.Restart {
-	case guest.RestartNever, guest.RestartAlways, guest.RestartOnWake:
-	default:
+	spec.Restart = cmp.Or(spec.Restart, guest.RestartNever)
+	if !slices.Contains(guest.Restarts, spec.Restart) {
 		return refuse(guest.CodeInvalid, "restart %q is unknown; it is \"never\", \"always\" or \"on_wake\"", spec.Restart)
 	}
 	if spec.ID != "" && !guest.IsProcessID(spec.ID) {
@@ -251,11 +245,8 @@ func (ps *processes) list() []guest.Process {
 // views are all known processes, in order of their starts. ps.mu is held.
 func (ps *processes) views() []guest.Process {
 	views := make([]guest.Process, 0, len(ps.active)+len(ps.history))
-	for _, p := range ps.history {
-		views = append(views, p.view)
-	}
-	for _, p := range ps.active {
-		if p.run != nil {
+	for _, p := range ps.all() {
+		if p.run != nil { // else it is about to be started
 			views = append(views, p.view)
 		}
 	}
@@ -263,6 +254,11 @@ func (ps *processes) views() []guest.Process {
 		return cmp.Or(a.StartedAt.Compare(b.StartedAt), cmp.Compare(a.PID, b.PID))
 	})
 	return views
+}
+
+// all returns the known processes. ps.mu is held.
+func (ps *processes) all() []*process {
+	return slices.AppendSeq(slices.Clone(ps.history), maps.Values(ps.active))
 }
 
 func (ps *processes) viewOf(p *process) guest.Process {
@@ -283,12 +279,7 @@ func (ps *processes) find(id string) (*process, error) {
 
 // byID returns the process with that id, or nil. ps.mu is held.
 func (ps *processes) byID(id string) *process {
-	for _, p := range ps.active {
-		if p.view.ID == id {
-			return p
-		}
-	}
-	for _, p := range ps.history {
+	for _, p := range ps.all() {
 		if p.view.ID == id {
 			return p
 		}

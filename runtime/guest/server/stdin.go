@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -123,7 +124,7 @@ func (p *stdinPipe) send(out *frameWriter) {
 			n, err := p.pipe.Write(data[:min(len(data), stdinAckBytes)])
 			if err != nil {
 				p.close()
-				out.json(guest.FrameStdinClosed, nil, true)
+				out.frame(guest.FrameStdinClosed, make([]byte, guest.FrameHeader), true)
 				return
 			}
 			data = data[n:]
@@ -137,17 +138,21 @@ func (p *stdinPipe) send(out *frameWriter) {
 	}
 }
 
-// connect connects the command's input and output to the connection of the request. The
-// returned context ends with the connection. disconnect ends both.
-func (s *Server) connect(x *execution, w http.ResponseWriter) (ctx context.Context, out *frameWriter, disconnect func(), err error) {
+// serveTunnel is serve over the connection of the request, which also carries the input. The
+// HTTP server does not close a connection that was taken over from it.
+func (x *execution) serveTunnel(w http.ResponseWriter, timeout time.Duration) error {
 	conn, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		return nil, nil, nil, err
+		x.tree.kill()
+		x.wait()
+		x.close()
+		x.stdin.close()
+		return err
 	}
-	// The HTTP server does not close a connection that was taken over from it.
-	ctx, cancel := context.WithCancel(s.tunnels)
+	ctx, cancel := context.WithCancel(x.server.tunnels)
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	out = &frameWriter{w: conn}
+	out := &frameWriter{w: conn}
 	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+guest.UpgradeExec+"\r\n\r\n"); err != nil {
 		cancel() // as if it had disconnected later
 	}
@@ -157,12 +162,11 @@ func (s *Server) connect(x *execution, w http.ResponseWriter) (ctx context.Conte
 		defer cancel()
 		x.stdin.receive(buffered)
 	})
-	carrying.Go(func() { x.stdin.send(out) }) // ended by close
-	return ctx, out, func() {
-		x.stdin.close()
-		stop()
-		conn.Close()
-		carrying.Wait()
-		cancel()
-	}, nil
+	carrying.Go(func() { x.stdin.send(out) }) // ended by x.stdin.close
+	x.serve(ctx, timeout, out)
+	x.stdin.close()
+	stop()
+	conn.Close()
+	carrying.Wait()
+	return nil
 }
