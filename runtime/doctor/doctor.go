@@ -3,11 +3,13 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -56,26 +58,52 @@ type Config struct {
 // 0.2 s, or 2 s when it is the user's first.
 const limit = 20 * time.Second
 
+// checkFunc returns a Finding without its name.
+type checkFunc func(context.Context, Config) Finding
+
+type check struct {
+	name string
+	run  checkFunc
+}
+
 // Check runs all checks concurrently, for at most 20 seconds, and returns one finding for
 // each in a fixed order.
 func Check(ctx context.Context, cfg Config) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cfg = cfg.withDefaults()
-	checks := []func(context.Context, Config) Finding{
-		runsAs, userNamespaces, appArmor,
-		subIDs("sub-uids", "/etc/subuid", "--add-subuids"),
-		subIDs("sub-gids", "/etc/subgid", "--add-subgids"),
-		idMappers, runtimeDir, cgroup, controllers, podmanVersion, programs, storage,
-		tun, network, disk, inotify, keyrings, shared, pipes, openFiles,
+	checks := []check{
+		{"user", runsAs},
+		{"user namespaces", userNamespaces},
+		{"apparmor", appArmor},
+		{"sub-uids", subIDs("/etc/subuid", "--add-subuids")},
+		{"sub-gids", subIDs("/etc/subgid", "--add-subgids")},
+		{"newuidmap", idMappers},
+		{"runtime folder", runtimeDir},
+		{"cgroup", cgroup},
+		{"limits", controllers},
+		{"podman", podmanVersion},
+		{"programs", programs},
+		{"storage", storage},
+		{"tun", tun},
+		{"network", network},
+		{"disk", disk},
+		{"inotify", atLeast("fs.inotify.max_user_instances", minInotify, "each sandbox uses one inotify instance")},
+		{"keyrings", atLeast("kernel.keys.maxkeys", minKeys, "each sandbox uses one keyring")},
+		{"shared limits", shared},
+		{"pipes", pipes},
+		{"open files", openFiles},
 	}
 	for _, port := range cfg.Ports {
-		checks = append(checks, portFree(port))
+		checks = append(checks, check{fmt.Sprintf("port %d", port), portFree(port)})
 	}
 	findings := make([]Finding, len(checks))
 	var wg sync.WaitGroup
 	for i, check := range checks {
-		wg.Go(func() { findings[i] = check(ctx, cfg) })
+		wg.Go(func() {
+			findings[i] = check.run(ctx, cfg)
+			findings[i].Name = check.name
+		})
 	}
 	wg.Wait()
 	return findings
@@ -83,12 +111,7 @@ func Check(ctx context.Context, cfg Config) []Finding {
 
 // CanRun reports whether a sandbox could run: no check failed with LevelError.
 func CanRun(findings []Finding) bool {
-	for _, f := range findings {
-		if !f.OK && f.Level == LevelError {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(findings, func(f Finding) bool { return !f.OK && f.Level == LevelError })
 }
 
 func (c Config) withDefaults() Config {
@@ -104,26 +127,17 @@ func (c Config) withDefaults() Config {
 			c.User = u.Username
 		}
 	}
-	if c.Home == "" {
-		c.Home = os.Getenv("DOZE_HOME")
-	}
-	if c.Home == "" {
-		home, _ := os.UserHomeDir()
-		c.Home = home + "/.local/share/doze"
-	}
-	if c.Cgroup == "" {
-		c.Cgroup = os.Getenv("DOZE_CGROUP")
-	}
-	if c.RuntimeDir == "" {
-		c.RuntimeDir = os.Getenv("XDG_RUNTIME_DIR")
-	}
+	home, _ := os.UserHomeDir()
+	c.Home = cmp.Or(c.Home, os.Getenv("DOZE_HOME"), home+"/.local/share/doze")
+	c.Cgroup = cmp.Or(c.Cgroup, os.Getenv("DOZE_CGROUP"))
+	c.RuntimeDir = cmp.Or(c.RuntimeDir, os.Getenv("XDG_RUNTIME_DIR"))
 	return c
 }
 
-func passed(name, format string, args ...any) Finding {
-	return Finding{Name: name, OK: true, Level: LevelInfo, Detail: fmt.Sprintf(format, args...)}
+func passed(format string, args ...any) Finding {
+	return Finding{OK: true, Level: LevelInfo, Detail: fmt.Sprintf(format, args...)}
 }
 
-func failed(name string, level Level, remedy, format string, args ...any) Finding {
-	return Finding{Name: name, Level: level, Detail: fmt.Sprintf(format, args...), Remedy: remedy}
+func failed(level Level, remedy, format string, args ...any) Finding {
+	return Finding{Level: level, Detail: fmt.Sprintf(format, args...), Remedy: remedy}
 }

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -71,17 +70,14 @@ func (Machine) Find(command string) (string, error) {
 }
 
 func (Machine) Run(ctx context.Context, command string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, command, args...)
-	var out, errOut bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errOut
-	if err := cmd.Run(); err != nil {
-		lines := strings.Split(strings.TrimSpace(errOut.String()), "\n")
-		if last := lines[len(lines)-1]; last != "" {
-			return "", fmt.Errorf("%w: %s", err, last)
+	out, err := exec.CommandContext(ctx, command, args...).Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		text := strings.TrimSpace(string(exit.Stderr))
+		if last := text[strings.LastIndexByte(text, '\n')+1:]; last != "" {
+			err = fmt.Errorf("%w: %s", err, last)
 		}
-		return "", err
 	}
-	return out.String(), nil
+	return string(out), err
 }
 
 func (Machine) Listen(port int) error {
