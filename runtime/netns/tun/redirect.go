@@ -1,7 +1,6 @@
 package tun
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +8,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/netns/link"
@@ -54,14 +54,12 @@ func configureRedirect() error {
 // addLocalTable makes the kernel deliver marked packets locally.
 func addLocalTable() error {
 	route := unix.RtMsg{Family: unix.AF_INET, Table: table, Protocol: unix.RTPROT_BOOT, Scope: unix.RT_SCOPE_HOST, Type: unix.RTN_LOCAL}
-	body := appendAttribute(appendRtMsg(nil, route), unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, loopbackIndex))
-	if err := netlink(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body); err != nil {
+	if err := rtnetlink(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, route, number(unix.RTA_OIF, loopbackIndex)); err != nil {
 		return fmt.Errorf("add a local route: %w", err)
 	}
 	// struct fib_rule_hdr has the layout of struct rtmsg; its last byte before the flags is the action.
 	rule := unix.RtMsg{Family: unix.AF_INET, Table: table, Type: unix.FR_ACT_TO_TBL}
-	body = appendAttribute(appendRtMsg(nil, rule), unix.FRA_FWMARK, binary.NativeEndian.AppendUint32(nil, mark))
-	err := netlink(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
+	err := rtnetlink(unix.RTM_NEWRULE, netlink.Create|netlink.Excl, rule, number(unix.FRA_FWMARK, mark))
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add a routing rule: %w", err)
 	}

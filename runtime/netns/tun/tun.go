@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/netns/link"
@@ -122,7 +123,6 @@ func defaultRoute(index uint32) error {
 		Scope:    unix.RT_SCOPE_UNIVERSE,
 		Type:     unix.RTN_UNICAST,
 	}
-	body := appendAttribute(appendRtMsg(nil, route), unix.RTA_GATEWAY, gateway[:])
-	body = appendAttribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, index))
-	return netlink(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)
+	return rtnetlink(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, route,
+		netlink.Attribute{Type: unix.RTA_GATEWAY, Data: gateway[:]}, number(unix.RTA_OIF, index))
 }
