@@ -22,9 +22,9 @@ import (
 // connection is a client of the API service behind a socket. It remains usable if another
 // process takes over the socket: a request without an idle connection dials again.
 type connection struct {
-	socket    string
-	transport *transport
-	values    context.Context // carries the bindings' client
+	socket string
+	client *http.Client
+	values context.Context // carries the bindings' client
 }
 
 // dial connects to the service behind socket, which must respond within limit. The caller
@@ -32,9 +32,9 @@ type connection struct {
 func dial(ctx context.Context, socket string, limit time.Duration) (*connection, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	c := &connection{socket: socket, transport: &transport{unixTransport(socket)}}
+	c := &connection{socket: socket, client: &http.Client{Transport: &transport{unixTransport(socket)}}}
 	// Without a service, the bindings would take 600 ms to fail.
-	if err := c.ping(ctx); err != nil {
+	if err := ping(ctx, c.client); err != nil {
 		return nil, err
 	}
 	// The bindings dial once themselves, to ping the service.
@@ -52,19 +52,19 @@ func dial(ctx context.Context, socket string, limit time.Duration) (*connection,
 		return nil, err
 	}
 	client.Client.CloseIdleConnections()
-	client.Client.Transport = c.transport
+	client.Client = c.client
 	return c, nil
 }
 
-func (c *connection) close() { c.transport.CloseIdleConnections() }
+func (c *connection) close() { c.client.CloseIdleConnections() }
 
 // ping checks that the service responds.
-func (c *connection) ping(ctx context.Context) error {
+func ping(ctx context.Context, client *http.Client) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://d/_ping", nil)
 	if err != nil {
 		return err
 	}
-	resp, err := c.transport.RoundTrip(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containers/podman/v5/libpod/define"
 	"github.com/containers/podman/v5/pkg/bindings/containers"
+	"github.com/containers/podman/v5/pkg/domain/entities/types"
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/freezer"
@@ -235,11 +236,11 @@ func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
 			err = e.remove(ctx, handle)
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("remove %s: %w", id, err)
+	if err == nil {
+		e.owned.Delete(id)
+		err = e.files.remove(id)
 	}
-	e.owned.Delete(id)
-	if err := e.files.remove(id); err != nil {
+	if err != nil {
 		return fmt.Errorf("remove %s: %w", id, err)
 	}
 	return nil
@@ -296,10 +297,8 @@ func (e *Engine) inspect(ctx context.Context, id sandbox.ID) (*define.InspectCon
 	if handle, ok := e.owned.Load(id); ok {
 		name = handle.(string)
 	}
-	var data *define.InspectContainerData
-	err := e.do(ctx, callLimit, func(ctx context.Context) (err error) {
-		data, err = containers.Inspect(ctx, name, nil)
-		return err
+	data, err := request(ctx, e, func(ctx context.Context) (*define.InspectContainerData, error) {
+		return containers.Inspect(ctx, name, nil)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("inspect %s: %w", id, e.known(id, err))
@@ -313,39 +312,34 @@ func (e *Engine) inspect(ctx context.Context, id sandbox.ID) (*define.InspectCon
 
 // List implements sandbox.Engine. It returns the containers with this node's label.
 func (e *Engine) List(ctx context.Context) ([]sandbox.Container, error) {
-	var list []sandbox.Container
-	err := e.do(ctx, callLimit, func(ctx context.Context) error {
-		found, err := containers.List(ctx, new(containers.ListOptions).WithAll(true).
+	found, err := request(ctx, e, func(ctx context.Context) ([]types.ListContainer, error) {
+		return containers.List(ctx, new(containers.ListOptions).WithAll(true).
 			WithFilters(map[string][]string{"label": {labelNode + "=" + e.node}}))
-		if err != nil {
-			return err
-		}
-		list = make([]sandbox.Container, 0, len(found))
-		for _, f := range found {
-			id := sandbox.ID(f.Labels[labelSandbox])
-			if f.Labels[labelNode] != e.node || id == "" {
-				continue
-			}
-			e.owned.Store(id, f.ID)
-			c, err := actual(sandbox.Container{
-				ID:       id,
-				State:    stateOf(f.State),
-				PID:      f.Pid,
-				ExitCode: int(f.ExitCode),
-
-				Origin:    f.Labels[labelOrigin],
-				ImageRef:  f.Image,
-				CreatedAt: f.Created.UTC(),
-			}, f.ID)
-			if err != nil {
-				return err
-			}
-			list = append(list, c)
-		}
-		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
+	}
+	list := make([]sandbox.Container, 0, len(found))
+	for _, f := range found {
+		id := sandbox.ID(f.Labels[labelSandbox])
+		if f.Labels[labelNode] != e.node || id == "" {
+			continue
+		}
+		e.owned.Store(id, f.ID)
+		c, err := actual(sandbox.Container{
+			ID:       id,
+			State:    stateOf(f.State),
+			PID:      f.Pid,
+			ExitCode: int(f.ExitCode),
+
+			Origin:    f.Labels[labelOrigin],
+			ImageRef:  f.Image,
+			CreatedAt: f.Created.UTC(),
+		}, f.ID)
+		if err != nil {
+			return nil, fmt.Errorf("list containers: %w", err)
+		}
+		list = append(list, c)
 	}
 	return list, nil
 }

@@ -3,17 +3,18 @@
 package podman
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
 	"time"
 
+	"github.com/containers/podman/v5/libpod/define"
 	"github.com/containers/podman/v5/pkg/bindings"
 	"github.com/containers/podman/v5/pkg/bindings/system"
 
@@ -68,17 +69,11 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Socket == "" {
-		if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
-			cfg.Socket = filepath.Join(dir, "podman", "podman.sock")
-		}
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); cfg.Socket == "" && dir != "" {
+		cfg.Socket = filepath.Join(dir, "podman", "podman.sock")
 	}
-	if cfg.Command == "" {
-		cfg.Command = "podman"
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
+	cfg.Command = cmp.Or(cfg.Command, "podman")
+	cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	// Even with a service of the user's, the namespace helper needs the command.
 	if _, err := exec.LookPath(cfg.Command); err != nil {
 		return nil, fmt.Errorf("%w: %w; install Podman, or add its folder to PATH", sandbox.ErrEngineDown, err)
@@ -97,7 +92,9 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 		profile: profile,
 		files:   own,
 		log:     cfg.Log,
-		service: newService(cfg.Command, own.ociRuntime(), cfg.Socket, filepath.Join(run, "podman.sock"), cfg.Log),
+		service: &service{
+			command: cfg.Command, runtime: own.ociRuntime(), shared: cfg.Socket, own: filepath.Join(run, "podman.sock"), log: cfg.Log,
+		},
 	}
 	e.service.start()
 	if _, err := e.service.connection(ctx, startLimit); err != nil {
@@ -130,25 +127,31 @@ const (
 // do runs f, which makes one request. If the service ends meanwhile, do runs f a second time
 // after the service's restart: every request of the engine may be repeated.
 func (e *Engine) do(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error {
+	err := e.once(ctx, limit, f)
+	if _, lost := errors.AsType[*lostError](err); lost {
+		return e.once(ctx, limit, f)
+	}
+	return err
+}
+
+// request is do for a request with a result.
+func request[T any](ctx context.Context, e *Engine, f func(ctx context.Context) (T, error)) (result T, err error) {
+	err = e.do(ctx, callLimit, func(ctx context.Context) (err error) {
+		result, err = f(ctx)
+		return err
+	})
+	return result, err
+}
+
+func (e *Engine) once(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error {
 	conn, err := e.service.connection(ctx, restartLimit)
 	if err != nil {
 		return err
 	}
-	err = e.once(ctx, limit, conn, f)
-	if lost := (*lostError)(nil); !errors.As(err, &lost) {
-		return err
-	}
-	if conn, err = e.service.connection(ctx, restartLimit); err != nil {
-		return err
-	}
-	return e.once(ctx, limit, conn, f)
-}
-
-func (e *Engine) once(ctx context.Context, limit time.Duration, conn *connection, f func(ctx context.Context) error) error {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := conn.call(limited, f)
-	if lost := (*lostError)(nil); errors.As(err, &lost) {
+	err = conn.call(limited, f)
+	if _, lost := errors.AsType[*lostError](err); lost {
 		e.service.report(conn)
 	}
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
@@ -164,31 +167,20 @@ func (e *Engine) Ping(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		resp, err := client.DoRequest(ctx, nil, http.MethodGet, "/_ping", nil, nil)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		return resp.Process(nil)
+		return ping(ctx, client.Client)
 	})
 }
 
 // StorageFolder returns the folder of Podman's containers and images.
-func (e *Engine) StorageFolder(ctx context.Context) (folder string, err error) {
-	err = e.do(ctx, callLimit, func(ctx context.Context) error {
-		info, err := system.Info(ctx, nil)
-		if err == nil && info.Store != nil {
-			folder = info.Store.GraphRoot
-		}
-		return err
-	})
-	if err == nil && folder == "" {
+func (e *Engine) StorageFolder(ctx context.Context) (string, error) {
+	info, err := request(ctx, e, func(ctx context.Context) (*define.Info, error) { return system.Info(ctx, nil) })
+	if err == nil && (info.Store == nil || info.Store.GraphRoot == "") {
 		err = errors.New("podman info does not have it")
 	}
 	if err != nil {
 		return "", fmt.Errorf("find podman's storage: %w", err)
 	}
-	return folder, nil
+	return info.Store.GraphRoot, nil
 }
 
 var _ sandbox.Engine = (*Engine)(nil)

@@ -2,9 +2,9 @@ package podman
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -18,23 +18,14 @@ func (e *Engine) RemoveFolder(ctx context.Context, path string) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // rm as well
 	cmd.WaitDelay = time.Second
-	var errOut prefix
-	cmd.Stderr = &errOut
-	err := cmd.Run()
-	switch {
+	_, err := cmd.Output() // rm prints nothing, and a line for each error, of which Output stores some
+	switch exit, ok := errors.AsType[*exec.ExitError](err); {
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case ok:
+		return fmt.Errorf("remove %s: %w: %s", path, err, oneLine(string(exit.Stderr)))
 	case err != nil:
-		return fmt.Errorf("remove %s: %w: %s", path, err, strings.TrimSpace(string(errOut)))
+		return fmt.Errorf("remove %s: %w", path, err)
 	}
 	return nil
-}
-
-// prefix stores the first 1,000 bytes that are written: rm may print a line for each file.
-type prefix []byte
-
-func (w *prefix) Write(p []byte) (int, error) {
-	const maxBytes = 1000
-	*w = append(*w, p[:min(len(p), maxBytes-len(*w))]...)
-	return len(p), nil
 }

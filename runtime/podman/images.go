@@ -20,7 +20,7 @@ const pullLimit = 30 * time.Minute
 // EnsureImage implements sandbox.Engine. It pulls ref if it is missing. Images of
 // localhost, which are built on this machine, are never pulled.
 func (e *Engine) EnsureImage(ctx context.Context, ref string, progress func(line string)) error {
-	exists, err := e.exists(ctx, ref)
+	exists, err := request(ctx, e, func(ctx context.Context) (bool, error) { return images.Exists(ctx, ref, nil) })
 	if err != nil {
 		return fmt.Errorf("find image %s: %w", ref, err)
 	}
@@ -39,21 +39,9 @@ func (e *Engine) EnsureImage(ctx context.Context, ref string, progress func(line
 	return nil
 }
 
-func (e *Engine) exists(ctx context.Context, ref string) (exists bool, err error) {
-	err = e.do(ctx, callLimit, func(ctx context.Context) error {
-		exists, err = images.Exists(ctx, ref, nil)
-		return err
-	})
-	return exists, err
-}
-
 // pull is not repeated if the service ends: its callers receive the error.
 func (e *Engine) pull(ctx context.Context, ref string, out *lines) error {
-	conn, err := e.service.connection(ctx, restartLimit)
-	if err != nil {
-		return err
-	}
-	err = e.once(ctx, pullLimit, conn, func(ctx context.Context) error {
+	err := e.once(ctx, pullLimit, func(ctx context.Context) error {
 		pulled, err := images.Pull(ctx, ref, new(images.PullOptions).WithProgressWriter(out).
 			WithSkipTLSVerify(onLoopback(ref)))
 		if err == nil && len(pulled) == 0 { // as the bindings do when ctx ends
@@ -64,7 +52,7 @@ func (e *Engine) pull(ctx context.Context, ref string, out *lines) error {
 	if err == nil || errors.Is(err, sandbox.ErrEngineDown) || ctx.Err() != nil {
 		return err
 	}
-	return fmt.Errorf("%w: %s", sandbox.ErrImageMissing, reason(err))
+	return fmt.Errorf("%w: %s", sandbox.ErrImageMissing, oneLine(err.Error()))
 }
 
 // onLoopback reports whether the image is in a registry on this machine, which may use plain
@@ -79,8 +67,8 @@ func onLoopback(ref string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// reason returns the registry's error on one line, truncated to maxLine bytes.
-func reason(err error) string {
-	text := strings.Join(strings.Fields(err.Error()), " ")
+// oneLine returns a text on one line, truncated to maxLine bytes.
+func oneLine(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
 	return text[:min(len(text), maxLine)]
 }

@@ -17,11 +17,7 @@ func (e *Engine) LastLog(ctx context.Context, id sandbox.ID) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var last string
-	err = e.do(ctx, callLimit, func(ctx context.Context) error {
-		last, err = lastFrame(ctx, handle)
-		return err
-	})
+	last, err := request(ctx, e, func(ctx context.Context) (string, error) { return lastFrame(ctx, handle) })
 	if err != nil {
 		return "", fmt.Errorf("read the log of %s: %w", id, e.known(id, err))
 	}

@@ -46,7 +46,7 @@ func NewPauser(e *Engine) *Pauser {
 
 // Prepare leaves the choice of a cgroup to Podman.
 func (p *Pauser) Prepare(id sandbox.ID, _ sandbox.Limits) (string, error) {
-	if !validID(id) {
+	if !sandbox.IsID(string(id)) {
 		return "", fmt.Errorf("invalid sandbox id %q", id)
 	}
 	p.mu.Lock()
@@ -55,11 +55,6 @@ func (p *Pauser) Prepare(id sandbox.ID, _ sandbox.Limits) (string, error) {
 		p.prepared[id] = &pausable{sem: semaphore.NewWeighted(1)}
 	}
 	return "", nil
-}
-
-// validID reports whether id can be part of a container's name.
-func validID(id sandbox.ID) bool {
-	return id != "" && strings.Trim(string(id), "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
 // Freeze pauses the container and returns when all its processes are frozen. If that fails,
@@ -102,43 +97,36 @@ func (p *Pauser) Frozen(ctx context.Context, id sandbox.ID) (bool, error) {
 		return false, err
 	}
 	defer s.sem.Release(1)
-	c, err := p.engine.Inspect(ctx, id)
-	if errors.Is(err, sandbox.ErrNoContainer) || err == nil && c.PID == 0 {
+	c, _, err := p.engine.container(ctx, id)
+	if err == nil && c.PID == 0 {
 		return s.frozen, nil
 	}
 	return c.State == sandbox.ContainerPaused, err
 }
 
-// container returns the container of a prepared sandbox. Its PID is 0 if it does not run.
-func (p *Pauser) container(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
+// container returns the container of a prepared sandbox and Podman's id of it. Its PID is 0 if
+// it does not run.
+func (p *Pauser) container(ctx context.Context, id sandbox.ID) (c sandbox.Container, handle string, err error) {
 	if _, err := p.find(id); err != nil {
-		return sandbox.Container{}, err
+		return c, "", err
 	}
-	c, err := p.engine.Inspect(ctx, id)
-	if errors.Is(err, sandbox.ErrNoContainer) {
-		return sandbox.Container{}, nil
-	}
-	return c, err
+	return p.engine.container(ctx, id)
 }
 
 // CPUTime returns the CPU time in Podman's statistics, 0 for a container that does not run.
 func (p *Pauser) CPUTime(ctx context.Context, id sandbox.ID) (time.Duration, error) {
-	c, err := p.container(ctx, id)
+	c, handle, err := p.container(ctx, id)
 	if err != nil || c.PID == 0 {
 		return 0, err
 	}
-	return p.engine.cpuTime(ctx, id)
+	return p.engine.cpuTime(ctx, id, handle)
 }
 
 // Memory returns the resident memory of the container's processes in bytes, 0 for a
 // container that does not run.
 func (p *Pauser) Memory(ctx context.Context, id sandbox.ID) (int64, error) {
-	c, err := p.container(ctx, id)
+	c, handle, err := p.container(ctx, id)
 	if err != nil || c.PID == 0 {
-		return 0, err
-	}
-	handle, err := p.engine.handle(ctx, id)
-	if err != nil {
 		return 0, err
 	}
 	dir, err := cgroupOf(c, handle)
@@ -190,17 +178,23 @@ func (e *Engine) pause(ctx context.Context, id sandbox.ID) error {
 	})
 }
 
+// container returns a container and Podman's id of it, or zero values if there is none.
+func (e *Engine) container(ctx context.Context, id sandbox.ID) (c sandbox.Container, handle string, err error) {
+	data, err := e.inspect(ctx, id)
+	if errors.Is(err, sandbox.ErrNoContainer) {
+		return c, "", nil
+	}
+	if err != nil {
+		return c, "", err
+	}
+	c, err = containerOf(id, data)
+	return c, data.ID, err
+}
+
 // awaitPaused waits until every process of a paused container is frozen: the runtime only
 // writes to cgroup.freeze and does not wait.
 func (e *Engine) awaitPaused(ctx context.Context, id sandbox.ID) error {
-	handle, err := e.handle(ctx, id)
-	if errors.Is(err, sandbox.ErrNoContainer) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	c, err := e.Inspect(ctx, id)
+	c, handle, err := e.container(ctx, id)
 	if err != nil || c.State != sandbox.ContainerPaused {
 		return err // a container that does not run has no processes to wait for
 	}
@@ -217,10 +211,10 @@ func (e *Engine) awaitPaused(ctx context.Context, id sandbox.ID) error {
 // cgroupOf returns the cgroup v2 folder of a running or paused container.
 func cgroupOf(c sandbox.Container, handle string) (string, error) {
 	line, err := os.ReadFile("/proc/" + strconv.Itoa(c.PID) + "/cgroup")
-	if err != nil {
-		return "", fmt.Errorf("find the cgroup of %s: %w", c.ID, err)
+	dir := ""
+	if err == nil {
+		dir, err = containerCgroup(string(line), handle)
 	}
-	dir, err := containerCgroup(string(line), handle)
 	if err != nil {
 		return "", fmt.Errorf("find the cgroup of %s: %w", c.ID, err)
 	}
@@ -233,18 +227,10 @@ func cgroupOf(c sandbox.Container, handle string) (string, error) {
 func containerCgroup(cgroups, handle string) (string, error) {
 	for line := range strings.Lines(cgroups) {
 		path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
-		if !ok {
-			continue
+		if at := strings.Index(path, handle); ok && at >= 0 {
+			name, _, _ := strings.Cut(path[at:], "/")
+			return freezer.MountPoint + path[:at] + name, nil
 		}
-		at := strings.Index(path, handle)
-		if at < 0 {
-			break
-		}
-		name := path[at:]
-		if below := strings.IndexByte(name, '/'); below >= 0 {
-			name = name[:below]
-		}
-		return freezer.MountPoint + path[:at] + name, nil
 	}
 	return "", fmt.Errorf("%q has no cgroup of container %s", strings.TrimSpace(cgroups), handle)
 }
@@ -279,26 +265,19 @@ func improperState(err error) bool {
 }
 
 // cpuTime requests the container's statistics once.
-func (e *Engine) cpuTime(ctx context.Context, id sandbox.ID) (total time.Duration, err error) {
-	handle, err := e.handle(ctx, id)
-	if err != nil {
-		return 0, err
-	}
-	err = e.do(ctx, callLimit, func(ctx context.Context) error {
+func (e *Engine) cpuTime(ctx context.Context, id sandbox.ID, handle string) (time.Duration, error) {
+	total, err := request(ctx, e, func(ctx context.Context) (total time.Duration, err error) {
 		reports, err := containers.Stats(ctx, []string{handle}, new(containers.StatsOptions).WithStream(false))
 		if err != nil {
-			return err
+			return 0, err
 		}
 		report := <-reports
 		for range reports { // drained, because the sender would block indefinitely
 		}
-		if report.Error != nil {
-			return report.Error
-		}
 		for _, s := range report.Stats {
 			total = time.Duration(s.CPUNano)
 		}
-		return nil
+		return total, report.Error
 	})
 	if err != nil {
 		return 0, fmt.Errorf("read the CPU time of %s: %w", id, e.known(id, err))

@@ -207,7 +207,10 @@ func TestRestartsOfAFailingServiceAreSpaced(t *testing.T) {
 	})}
 	go server.Serve(l) // until Close
 	defer server.Close()
-	s := newService("no-such-podman", "/run/doze-crun", socket, filepath.Join(t.TempDir(), "podman.sock"), slog.New(slog.NewTextHandler(t.Output(), nil)))
+	s := &service{
+		command: "no-such-podman", runtime: "/run/doze-crun", shared: socket, own: filepath.Join(t.TempDir(), "podman.sock"),
+		log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
 	s.start()
 	defer s.close()
 	const deaths = 4
@@ -362,7 +365,7 @@ func TestLogTailLogsEachLineOnce(t *testing.T) {
 		}
 	}
 	var out strings.Builder
-	l := newLogTail(path, slog.New(slog.NewTextHandler(&out, nil)))
+	l := &logTail{path: path, log: slog.New(slog.NewTextHandler(&out, nil))}
 	l.drain() // no file yet
 	write("one\ntwo\nhal")
 	l.drain()
@@ -402,7 +405,10 @@ func TestServiceWithAnotherRuntimeIsNotUsed(t *testing.T) {
 	})}
 	go server.Serve(l) // until Close
 	defer server.Close()
-	s := newService("no-such-podman", "/run/doze-crun", socket, filepath.Join(t.TempDir(), "podman.sock"), slog.New(slog.NewTextHandler(t.Output(), nil)))
+	s := &service{
+		command: "no-such-podman", runtime: "/run/doze-crun", shared: socket, own: filepath.Join(t.TempDir(), "podman.sock"),
+		log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
 	conn, err := dial(t.Context(), socket, startLimit)
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"go.podman.io/common/pkg/seccomp"
+
+	"github.com/doze-run/doze/runtime/podman/ociruntime"
 )
 
 // operatorsProfile is the operator's replacement for Podman's default profile. If it exists,
@@ -43,9 +45,5 @@ func writeProfile(dir string) (path string, err error) {
 		return "", err
 	}
 	path = filepath.Join(dir, "seccomp.json")
-	temporary := path + ".new" // a service may read the old one meanwhile
-	if err := os.WriteFile(temporary, data, 0o600); err != nil {
-		return "", err
-	}
-	return path, os.Rename(temporary, path)
+	return path, ociruntime.Replace(path, data, 0o600) // a service may read the old one meanwhile
 }

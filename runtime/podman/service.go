@@ -70,21 +70,9 @@ type child struct {
 	err    error         // valid once exited is closed
 }
 
-func newService(command, runtime, shared, own string, log *slog.Logger) *service {
-	return &service{
-		command: command,
-		runtime: runtime,
-		shared:  shared,
-		own:     own,
-		log:     log,
-		lost:    make(chan struct{}, 1),
-		done:    make(chan struct{}),
-		changed: make(chan struct{}),
-	}
-}
-
 // start begins supervision, which ends with close.
 func (s *service) start() {
+	s.lost, s.done, s.changed = make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
 	s.end = cancel
 	go s.supervise(ctx)
@@ -296,7 +284,7 @@ func (s *service) watch(ctx context.Context, conn *connection) error {
 	if s.child != nil && conn.socket == s.own {
 		exited = s.child.exited
 	}
-	log := newLogTail(s.logFile(), s.log)
+	log := &logTail{path: s.logFile(), log: s.log}
 	defer log.drain()
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
@@ -311,7 +299,7 @@ func (s *service) watch(ctx context.Context, conn *connection) error {
 		}
 		log.drain()
 		pctx, cancel := context.WithTimeout(ctx, pingLimit)
-		err := conn.ping(pctx)
+		err := ping(pctx, conn.client)
 		cancel()
 		switch {
 		case err == nil:

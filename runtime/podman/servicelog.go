@@ -11,6 +11,8 @@ const (
 	// maxServiceLog is the size in bytes at which the service's log file is truncated
 	// after it was read.
 	maxServiceLog = 1 << 20
+	// maxTail is how much of the file is searched for its last line, in bytes.
+	maxTail = 16 << 10
 	// maxLine is the length in bytes to which lines of logs are truncated.
 	maxLine = 1000
 )
@@ -21,8 +23,6 @@ type logTail struct {
 	offset int64
 	log    *slog.Logger
 }
-
-func newLogTail(path string, log *slog.Logger) *logTail { return &logTail{path: path, log: log} }
 
 // drain logs the lines that were added since the last call.
 func (l *logTail) drain() {
@@ -58,20 +58,10 @@ func lastLine(path string) string {
 		return ""
 	}
 	defer f.Close()
-	return lastLineOf(tail(f, 16<<10))
-}
-
-// tail reads the last n bytes of a file.
-func tail(f *os.File, n int64) []byte {
-	info, err := f.Stat()
-	if err != nil {
-		return nil
+	if info, err := f.Stat(); err == nil {
+		f.Seek(max(0, info.Size()-maxTail), io.SeekStart)
 	}
-	data, _ := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-n), n))
-	return data
-}
-
-func lastLineOf(data []byte) string {
+	data, _ := io.ReadAll(io.LimitReader(f, maxTail))
 	data = bytes.TrimRight(data, "\n")
 	line := data[bytes.LastIndexByte(data, '\n')+1:]
 	return string(line[:min(len(line), maxLine)])

@@ -103,13 +103,11 @@ func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen
 	s.NoNewPrivileges = new(true)
 	s.SeccompProfilePath = profile
 	s.Privileged = new(false)
-	s.UserNS = specgen.Namespace{NSMode: specgen.Private}
+	for _, namespace := range []*specgen.Namespace{&s.UserNS, &s.PidNS, &s.IpcNS, &s.UtsNS, &s.CgroupNS} {
+		namespace.NSMode = specgen.Private
+	}
 	ids := []idtools.IDMap{{ContainerID: 0, HostID: 1, Size: mappedIDs}}
 	s.IDMappings = &storage.IDMappingOptions{UIDMap: ids, GIDMap: ids}
-	s.PidNS = specgen.Namespace{NSMode: specgen.Private}
-	s.IpcNS = specgen.Namespace{NSMode: specgen.Private}
-	s.UtsNS = specgen.Namespace{NSMode: specgen.Private}
-	s.CgroupNS = specgen.Namespace{NSMode: specgen.Private}
 
 	s.NetNS = specgen.Namespace{NSMode: specgen.NoNetwork}
 	// The sandbox must not see the host's name servers, nor the files that Podman writes
@@ -133,42 +131,31 @@ func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen
 // harmless: set-user-id has no effect under no_new_privileges, nor have device nodes in a
 // user namespace.)
 func mounts(own files, c sandbox.ContainerSpec) []spec.Mount {
-	list := []spec.Mount{{
+	bind := func(source, destination string, options ...string) spec.Mount {
+		return spec.Mount{
+			Destination: destination, Type: "bind", Source: source,
+			Options: append(options, "bind", "nosuid", "nodev", "private"),
+		}
+	}
+	return []spec.Mount{{
 		Destination: "/.doze",
 		Type:        "tmpfs",
 		Source:      "tmpfs",
 		Options:     []string{"ro", "nosuid", "nodev", "mode=0755", "size=64k", "notmpcopyup"},
-	}, {
-		Destination: guest.BinaryPath,
-		Type:        "bind",
-		Source:      c.GuestBinary,
-		Options:     []string{"bind", "ro", "nosuid", "nodev", "private"},
-	}, {
-		Destination: guest.RunDir,
-		Type:        "bind",
-		Source:      c.RunDir,
-		Options:     []string{"bind", "rw", "nosuid", "nodev", "noexec", "private"},
 	}, {
 		Destination: "/dev/pts", // as Podman's, except for max
 		Type:        "devpts",
 		Source:      "devpts",
 		Options: []string{"private", "rw", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5",
 			fmt.Sprintf("max=%d", maxTerminals)},
-	}}
-	for destination, source := range map[string]string{
-		"/etc/hosts":         own.hosts(c.ID),
-		"/etc/hostname":      own.hostname(c.ID),
-		"/etc/resolv.conf":   own.resolvConf(),
-		"/run/.containerenv": own.containerEnv(),
-	} {
-		list = append(list, spec.Mount{
-			Destination: destination,
-			Type:        "bind",
-			Source:      source,
-			Options:     []string{"bind", "ro", "nosuid", "nodev", "noexec", "private"},
-		})
+	},
+		bind(c.GuestBinary, guest.BinaryPath, "ro"),
+		bind(c.RunDir, guest.RunDir, "rw", "noexec"),
+		bind(own.hosts(c.ID), "/etc/hosts", "ro", "noexec"),
+		bind(own.hostname(c.ID), "/etc/hostname", "ro", "noexec"),
+		bind(own.resolvConf(), "/etc/resolv.conf", "ro", "noexec"),
+		bind(own.containerEnv(), "/run/.containerenv", "ro", "noexec"),
 	}
-	return list
 }
 
 // rlimit returns both limits with value, or with the node's own limit if that is lower: only

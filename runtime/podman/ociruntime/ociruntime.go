@@ -26,6 +26,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/moby/sys/user"
+	spec "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -66,8 +68,13 @@ func (q Quotas) Write(path string) error {
 	if have, err := os.ReadFile(path); err == nil && string(have) == string(want) {
 		return nil
 	}
+	return Replace(path, want, 0o600)
+}
+
+// Replace writes a file atomically.
+func Replace(path string, content []byte, mode fs.FileMode) error {
 	temporary := path + ".new"
-	if err := os.WriteFile(temporary, want, 0o600); err != nil {
+	if err := os.WriteFile(temporary, content, mode); err != nil {
 		return err
 	}
 	return os.Rename(temporary, path)
@@ -142,7 +149,7 @@ func run(args []string) (int, error) {
 	cmd := exec.Command(program, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err = cmd.Run()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Exited() {
 		return exit.ExitCode(), nil // crun has printed the error
 	}
 	return 0, err
@@ -151,15 +158,8 @@ func run(args []string) (int, error) {
 // task of the process that creates a sandbox's user namespace.
 type task struct {
 	Quotas Quotas
-	UIDs   []mapping
-	GIDs   []mapping
-}
-
-// mapping of ids, as a container's configuration has it.
-type mapping struct {
-	ContainerID int `json:"containerID"`
-	HostID      int `json:"hostID"`
-	Size        int `json:"size"`
+	UIDs   []spec.LinuxIDMapping
+	GIDs   []spec.LinuxIDMapping
 }
 
 // namespaceWithin creates a user namespace with the quotas, and the sandbox's own inside it.
@@ -236,10 +236,10 @@ func inUserNamespace(uids, gids []syscall.SysProcIDMap, name string, args ...str
 	return cmd
 }
 
-func sysMappings(list []mapping) []syscall.SysProcIDMap {
+func sysMappings(list []spec.LinuxIDMapping) []syscall.SysProcIDMap {
 	converted := make([]syscall.SysProcIDMap, len(list))
 	for i, m := range list {
-		converted[i] = syscall.SysProcIDMap{ContainerID: m.ContainerID, HostID: m.HostID, Size: m.Size}
+		converted[i] = syscall.SysProcIDMap{ContainerID: int(m.ContainerID), HostID: int(m.HostID), Size: int(m.Size)}
 	}
 	return converted
 }
@@ -295,8 +295,8 @@ func configOf(args []string) string {
 type config struct {
 	Annotations map[string]string `json:"annotations"`
 	Linux       struct {
-		UIDMappings []mapping `json:"uidMappings"`
-		GIDMappings []mapping `json:"gidMappings"`
+		UIDMappings []spec.LinuxIDMapping `json:"uidMappings"`
+		GIDMappings []spec.LinuxIDMapping `json:"gidMappings"`
 	} `json:"linux"`
 }
 
@@ -323,10 +323,7 @@ func joinNamespace(path, namespace string) error {
 		return err
 	}
 	var container, linux map[string]json.RawMessage
-	var namespaces []struct {
-		Type string `json:"type"`
-		Path string `json:"path,omitempty"`
-	}
+	var namespaces []spec.LinuxNamespace
 	err = json.Unmarshal(text, &container)
 	if err == nil {
 		err = json.Unmarshal(container["linux"], &linux)
@@ -337,15 +334,11 @@ func joinNamespace(path, namespace string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	found := false
-	for i := range namespaces {
-		if n := &namespaces[i]; n.Type == "user" {
-			n.Path, found = namespace, true
-		}
-	}
-	if !found {
+	i := slices.IndexFunc(namespaces, func(n spec.LinuxNamespace) bool { return n.Type == spec.UserNamespace })
+	if i < 0 {
 		return fmt.Errorf("%s: the sandbox has no user namespace", path)
 	}
+	namespaces[i].Path = namespace
 	delete(linux, "uidMappings")
 	delete(linux, "gidMappings")
 	if linux["namespaces"], err = json.Marshal(namespaces); err != nil {
@@ -357,34 +350,18 @@ func joinNamespace(path, namespace string) error {
 	if text, err = json.Marshal(container); err != nil {
 		return err
 	}
-	temporary := path + ".new"
-	if err := os.WriteFile(temporary, text, info.Mode().Perm()); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
+	return Replace(path, text, info.Mode().Perm())
 }
 
 // identity returns mappings of all ids of this user namespace to themselves.
 func identity(file string) ([]syscall.SysProcIDMap, error) {
-	text, err := os.ReadFile(file)
+	mapped, err := user.ParseIDMapFile(file)
 	if err != nil {
 		return nil, err
 	}
-	var list []syscall.SysProcIDMap
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line) // first id here, first id above, count
-		if len(fields) != 3 {
-			return nil, fmt.Errorf("%s: unknown line %q", file, line)
-		}
-		first, err := strconv.Atoi(fields[0])
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		count, err := strconv.Atoi(fields[2])
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		list = append(list, syscall.SysProcIDMap{ContainerID: first, HostID: first, Size: count})
+	list := make([]syscall.SysProcIDMap, len(mapped))
+	for i, m := range mapped {
+		list[i] = syscall.SysProcIDMap{ContainerID: int(m.ID), HostID: int(m.ID), Size: int(m.Count)}
 	}
 	return list, nil
 }

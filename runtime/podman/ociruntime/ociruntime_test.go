@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+
+	spec "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 func TestOnlyCreatedSandboxesHaveQuotas(t *testing.T) {
@@ -96,7 +98,7 @@ func TestSandboxJoinsTheNamespaceCreatedForIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, err := readConfig(path)
-	if want := []mapping{{0, 1, 65535}}; err != nil || !reflect.DeepEqual(c.Linux.UIDMappings, want) || !reflect.DeepEqual(c.Linux.GIDMappings, want) {
+	if want := []spec.LinuxIDMapping{{ContainerID: 0, HostID: 1, Size: 65535}}; err != nil || !reflect.DeepEqual(c.Linux.UIDMappings, want) || !reflect.DeepEqual(c.Linux.GIDMappings, want) {
 		t.Errorf("its mappings are %+v, %v", c.Linux, err)
 	}
 	if err := joinNamespace(path, "/proc/7/ns/user"); err != nil {
