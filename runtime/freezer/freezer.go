@@ -162,8 +162,8 @@ func delegate(subtree, sandboxes string) ([]string, error) {
 	for _, name := range []string{"cpu", "memory", "pids"} {
 		// The kernel refuses this for the subtree while a process is directly in it;
 		// packaging/host/enter starts the node in a child of the subtree.
-		enable(subtree, name)
-		enable(sandboxes, name)
+		_ = write(subtree, "cgroup.subtree_control", "+"+name)
+		_ = write(sandboxes, "cgroup.subtree_control", "+"+name)
 		enabled, err := os.ReadFile(filepath.Join(sandboxes, "cgroup.subtree_control"))
 		if err != nil {
 			return nil, fmt.Errorf("read the sandboxes' controllers: %w", err)
@@ -175,12 +175,6 @@ func delegate(subtree, sandboxes string) ([]string, error) {
 	return enforced, nil
 }
 
-// enable enables a controller for dir's children. The caller reads back whether that
-// succeeded.
-func enable(dir, name string) {
-	_ = write(dir, "cgroup.subtree_control", "+"+name)
-}
-
 // Enforced returns the limits that are enforced, of "cpu", "memory" and "pids".
 func (f *Freezer) Enforced() []string { return slices.Clone(f.enforced) }
 
@@ -188,7 +182,7 @@ func (f *Freezer) Enforced() []string { return slices.Clone(f.enforced) }
 // it, relative to MountPoint, as the cgroup parent of the container. Limits that are not
 // Enforced are ignored.
 func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) {
-	if !valid(id) {
+	if !sandbox.IsID(string(id)) {
 		return "", fmt.Errorf("invalid sandbox id %q", id)
 	}
 	dir := filepath.Join(f.dir, string(id))
@@ -208,29 +202,23 @@ func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) 
 
 // setLimits writes the limits whose controllers are enabled.
 func (f *Freezer) setLimits(dir string, limits sandbox.Limits) error {
-	for _, controller := range f.enforced {
-		switch controller {
-		case "cpu":
-			if err := write(dir, "cpu.max", cpuMax(limits.CPUs)); err != nil {
-				return err
-			}
-		case "memory":
-			if err := write(dir, "memory.max", orMax(limits.Memory)); err != nil {
-				return err
-			}
-			// Otherwise a sandbox at its limit uses the node's swap. A kernel
-			// without swap accounting lacks the file.
-			swap := "0"
-			if limits.Memory == 0 {
-				swap = "max"
-			}
-			if err := write(dir, "memory.swap.max", swap); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
-		case "pids":
-			if err := write(dir, "pids.max", orMax(limits.PIDs)); err != nil {
-				return err
-			}
+	// Otherwise a sandbox at its limit uses the node's swap.
+	swap := "0"
+	if limits.Memory == 0 {
+		swap = "max"
+	}
+	const swapMax = "memory.swap.max" // missing in a kernel without swap accounting
+	for _, limit := range []struct{ controller, file, value string }{
+		{"cpu", "cpu.max", cpuMax(limits.CPUs)},
+		{"memory", "memory.max", orMax(limits.Memory)},
+		{"memory", swapMax, swap},
+		{"pids", "pids.max", orMax(limits.PIDs)},
+	} {
+		if !slices.Contains(f.enforced, limit.controller) {
+			continue
+		}
+		if err := write(dir, limit.file, limit.value); err != nil && !(limit.file == swapMax && errors.Is(err, fs.ErrNotExist)) {
+			return err
 		}
 	}
 	return nil
@@ -255,22 +243,16 @@ func orMax(n int64) string {
 // if ctx ends first, it returns ctx's error (wrapped). A sandbox that was not prepared
 // returns sandbox.ErrNotFound (wrapped).
 func (f *Freezer) Freeze(ctx context.Context, id sandbox.ID) error {
-	c, err := f.lockCgroup(ctx, id)
-	if err != nil {
-		return fmt.Errorf("freeze %s: %w", id, err)
-	}
-	defer c.sem.Release(1)
-	if err := c.freeze(ctx); err != nil {
-		return fmt.Errorf("freeze %s: %w", id, errors.Join(err, write(c.dir, "cgroup.freeze", "0")))
-	}
-	return nil
-}
-
-func (c *cgroup) freeze(ctx context.Context) error {
-	if err := write(c.dir, "cgroup.freeze", "1"); err != nil {
-		return err
-	}
-	return AwaitFrozen(ctx, c.dir)
+	return f.locked(ctx, id, "freeze", func(dir string) error {
+		err := write(dir, "cgroup.freeze", "1")
+		if err == nil {
+			err = AwaitFrozen(ctx, dir)
+		}
+		if err != nil {
+			return errors.Join(err, write(dir, "cgroup.freeze", "0"))
+		}
+		return nil
+	})
 }
 
 // AwaitFrozen waits until every process in the cgroup at dir, and below it, is frozen, or
@@ -311,59 +293,25 @@ func AwaitFrozen(ctx context.Context, dir string) error {
 // Thaw lets the processes run again. It returns as soon as they may run. A sandbox that
 // was not prepared returns sandbox.ErrNotFound (wrapped).
 func (f *Freezer) Thaw(ctx context.Context, id sandbox.ID) error {
-	c, err := f.lockCgroup(ctx, id)
-	if err != nil {
-		return fmt.Errorf("thaw %s: %w", id, err)
-	}
-	defer c.sem.Release(1)
-	if err := write(c.dir, "cgroup.freeze", "0"); err != nil {
-		return fmt.Errorf("thaw %s: %w", id, err)
-	}
-	return nil
+	return f.locked(ctx, id, "thaw", func(dir string) error { return write(dir, "cgroup.freeze", "0") })
 }
 
 // Frozen reports whether Freeze is in force, also a Freeze by another process. It waits
 // for a concurrent Freeze or Thaw.
-func (f *Freezer) Frozen(ctx context.Context, id sandbox.ID) (bool, error) {
-	c, err := f.lockCgroup(ctx, id)
-	if err != nil {
-		return false, fmt.Errorf("read the freezer of %s: %w", id, err)
-	}
-	defer c.sem.Release(1)
-	value, err := os.ReadFile(filepath.Join(c.dir, "cgroup.freeze"))
-	if err != nil {
-		return false, fmt.Errorf("read the freezer of %s: %w", id, err)
-	}
-	return strings.TrimSpace(string(value)) == "1", nil
-}
-
-// CPUTime returns the sandbox's total user and system time, including ended processes.
-func (f *Freezer) CPUTime(_ context.Context, id sandbox.ID) (time.Duration, error) {
-	c, err := f.cgroup(id)
-	if err != nil {
-		return 0, fmt.Errorf("read the CPU time of %s: %w", id, err)
-	}
-	stat, err := os.ReadFile(filepath.Join(c.dir, "cpu.stat"))
-	if err != nil {
-		return 0, fmt.Errorf("read the CPU time of %s: %w", id, err)
-	}
-	for line := range strings.Lines(string(stat)) {
-		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
-			usec, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
-			if err != nil {
-				return 0, fmt.Errorf("read the CPU time of %s: %w", id, err)
-			}
-			return time.Duration(usec) * time.Microsecond, nil
-		}
-	}
-	return 0, fmt.Errorf("read the CPU time of %s: cpu.stat has no usage_usec", id)
+func (f *Freezer) Frozen(ctx context.Context, id sandbox.ID) (frozen bool, err error) {
+	err = f.locked(ctx, id, "read the freezer of", func(dir string) error {
+		value, err := os.ReadFile(filepath.Join(dir, "cgroup.freeze"))
+		frozen = strings.TrimSpace(string(value)) == "1"
+		return err
+	})
+	return frozen, err
 }
 
 // Remove forgets the sandbox and removes its cgroup. It waits at most two seconds for
 // killed processes to exit, and fails if some still run then. Removing an unknown sandbox
 // succeeds.
 func (f *Freezer) Remove(id sandbox.ID) error {
-	if !valid(id) {
+	if !sandbox.IsID(string(id)) {
 		return nil // never prepared
 	}
 	f.mu.Lock()
@@ -373,11 +321,11 @@ func (f *Freezer) Remove(id sandbox.ID) error {
 	deadline := time.Now().Add(removeWait)
 	for {
 		err := removeTree(dir)
-		if err == nil || !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
-			if err != nil {
-				return fmt.Errorf("remove the cgroup of %s: %w", id, err)
-			}
+		if err == nil {
 			return nil
+		}
+		if !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
+			return fmt.Errorf("remove the cgroup of %s: %w", id, err)
 		}
 		waitEmpty(dir, deadline)
 	}
@@ -439,27 +387,20 @@ func (f *Freezer) cgroup(id sandbox.ID) (*cgroup, error) {
 	return c, nil
 }
 
-// lockCgroup returns the sandbox's cgroup with its semaphore acquired; the caller
-// releases it.
-func (f *Freezer) lockCgroup(ctx context.Context, id sandbox.ID) (*cgroup, error) {
+// locked calls do with the sandbox's cgroup while its semaphore is acquired.
+func (f *Freezer) locked(ctx context.Context, id sandbox.ID, what string, do func(dir string) error) error {
 	c, err := f.cgroup(id)
+	if err == nil {
+		err = c.sem.Acquire(ctx, 1)
+	}
+	if err == nil {
+		defer c.sem.Release(1)
+		err = do(c.dir)
+	}
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("%s %s: %w", what, id, err)
 	}
-	if err := c.sem.Acquire(ctx, 1); err != nil {
-		return nil, err
-	}
-	return c, nil
-}
-
-// valid reports whether an id names exactly one folder.
-func valid(id sandbox.ID) bool {
-	if id == "" || len(id) > 64 {
-		return false
-	}
-	return strings.IndexFunc(string(id), func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
-	}) < 0
+	return nil
 }
 
 // write writes a value to one of dir's files. Cgroup files accept a value in a single

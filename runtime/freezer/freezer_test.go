@@ -32,7 +32,8 @@ func TestValuesForTheKernel(t *testing.T) {
 	}
 }
 
-func TestValidIDsNameOneFolder(t *testing.T) {
+func TestInvalidIDsAreRefused(t *testing.T) {
+	f := &Freezer{dir: t.TempDir(), cgroups: map[sandbox.ID]*cgroup{}}
 	for id, want := range map[sandbox.ID]bool{
 		"k3f9x2m7q1az":                      true,
 		"":                                  false,
@@ -44,8 +45,8 @@ func TestValidIDsNameOneFolder(t *testing.T) {
 		"é":                                 false,
 		sandbox.ID(strings.Repeat("a", 65)): false,
 	} {
-		if got := valid(id); got != want {
-			t.Errorf("valid(%q) = %v", id, got)
+		if _, err := f.Prepare(id, sandbox.Limits{}); (err == nil) != want {
+			t.Errorf("Prepare(%q): %v", id, err)
 		}
 	}
 }

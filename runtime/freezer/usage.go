@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -18,16 +19,40 @@ import (
 // controller is delegated, else its processes' ResidentMemory. A frozen sandbox stays
 // frozen.
 func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (int64, error) {
+	return f.measure(id, "memory", func(dir string) (int64, error) {
+		n, err := readInt(filepath.Join(dir, "memory.current"))
+		if errors.Is(err, fs.ErrNotExist) {
+			return ResidentMemory(dir)
+		}
+		return n, err
+	})
+}
+
+// CPUTime returns the sandbox's total user and system time, including ended processes.
+func (f *Freezer) CPUTime(_ context.Context, id sandbox.ID) (time.Duration, error) {
+	usec, err := f.measure(id, "CPU time", func(dir string) (int64, error) {
+		stat, err := os.ReadFile(filepath.Join(dir, "cpu.stat"))
+		if err != nil {
+			return 0, err
+		}
+		for line := range strings.Lines(string(stat)) {
+			if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
+				return strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+			}
+		}
+		return 0, errors.New("cpu.stat has no usage_usec")
+	})
+	return time.Duration(usec) * time.Microsecond, err
+}
+
+// measure calls read with the sandbox's cgroup.
+func (f *Freezer) measure(id sandbox.ID, what string, read func(dir string) (int64, error)) (n int64, err error) {
 	c, err := f.cgroup(id)
-	if err != nil {
-		return 0, fmt.Errorf("read the memory of %s: %w", id, err)
-	}
-	n, err := readInt(filepath.Join(c.dir, "memory.current"))
-	if errors.Is(err, fs.ErrNotExist) {
-		n, err = ResidentMemory(c.dir)
+	if err == nil {
+		n, err = read(c.dir)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read the memory of %s: %w", id, err)
+		return 0, fmt.Errorf("read the %s of %s: %w", what, id, err)
 	}
 	return n, nil
 }
@@ -80,9 +105,6 @@ func resident(pid string) int64 {
 	if len(fields) < 2 {
 		return 0
 	}
-	pages, err := strconv.ParseInt(fields[1], 10, 64)
-	if err != nil {
-		return 0
-	}
+	pages, _ := strconv.ParseInt(fields[1], 10, 64)
 	return pages * int64(os.Getpagesize())
 }
