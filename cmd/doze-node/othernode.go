@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/cmd/internal/home"
+	"github.com/doze-run/doze/runtime/peercred"
 )
 
 // runningNode is the process of a node on this machine.
@@ -33,14 +34,8 @@ func findNode(folder string) *runningNode {
 		return nil
 	}
 	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
+	peer, err := peercred.Of(conn.(*net.UnixConn))
 	if err != nil {
-		return nil
-	}
-	var peer *unix.Ucred
-	if controlErr := raw.Control(func(fd uintptr) {
-		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); controlErr != nil || err != nil {
 		return nil
 	}
 	return &runningNode{

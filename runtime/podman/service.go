@@ -16,8 +16,8 @@ import (
 
 	"github.com/containers/podman/v5/libpod/define"
 	"github.com/containers/podman/v5/pkg/bindings/system"
-	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/runtime/peercred"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -364,16 +364,7 @@ func listener(socket string) (pid int, err error) {
 		return 0, err
 	}
 	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var peer *unix.Ucred
-	if cerr := raw.Control(func(fd uintptr) {
-		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); cerr != nil {
-		return 0, cerr
-	}
+	peer, err := peercred.Of(conn.(*net.UnixConn))
 	if err != nil {
 		return 0, err
 	}

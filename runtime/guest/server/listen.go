@@ -1,13 +1,12 @@
 package server
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	"github.com/doze-run/doze/runtime/peercred"
 )
 
 // listen makes a Unix socket that any user may connect to, and replaces an existing file with
@@ -37,8 +36,6 @@ func listen(folder, name string) (net.Listener, error) {
 }
 
 // nodeOnly drops connections from processes in the server's PID namespace.
-// The kernel notes the peer's identity when it connects and translates it for
-// the reader: a process that has no number here is outside of the sandbox.
 type nodeOnly struct{ net.Listener }
 
 func (l nodeOnly) Accept() (net.Conn, error) {
@@ -47,30 +44,9 @@ func (l nodeOnly) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if pid, err := peerPID(conn); err == nil && pid == 0 {
+		if peer, err := peercred.Of(conn.(*net.UnixConn)); err == nil && peer.Pid == 0 {
 			return conn, nil
 		}
 		conn.Close()
 	}
-}
-
-func peerPID(conn net.Conn) (int32, error) {
-	unixConn, ok := conn.(*net.UnixConn)
-	if !ok {
-		return 0, errors.New("not a Unix socket")
-	}
-	raw, err := unixConn.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	if err := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return 0, err
-	}
-	if err != nil {
-		return 0, err
-	}
-	return cred.Pid, nil
 }
