@@ -16,6 +16,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 )
 
 // Kinds of [Error]. Other errors come from the file system or the stream.
@@ -99,12 +100,17 @@ func isLocalLink(dir, target string) bool {
 	return true
 }
 
-// copying copies contents with a buffer of its own, whatever their size. It hides
-// the methods that would make io.Copy allocate another.
-type copying struct{ buf []byte }
+var copyBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
-func newCopying() copying { return copying{make([]byte, 64<<10)} }
+// Copy copies contents with a buffer of a pool, whatever their size. It hides the methods that
+// would make io.Copy allocate another.
+func Copy(to io.Writer, from io.Reader) (int64, error) {
+	buf := copyBuffers.Get().(*[64 << 10]byte)
+	defer copyBuffers.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, buf[:])
+}
 
-func (c copying) copy(to io.Writer, from io.Reader) (int64, error) {
-	return io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, c.buf)
+// Within reports whether path is folder or in it. Both are clean.
+func Within(path, folder string) bool {
+	return path == folder || folder == "/" || strings.HasPrefix(path, folder+"/")
 }

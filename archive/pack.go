@@ -59,7 +59,6 @@ func Pack(ctx context.Context, w io.Writer, from, name string, o PackOptions) er
 
 type packer struct {
 	PackOptions
-	copying
 	ctx    context.Context
 	tar    *tar.Writer
 	device uint64           // of the file system that is packed
@@ -68,12 +67,13 @@ type packer struct {
 }
 
 func newPacker(ctx context.Context, w io.Writer, root fs.FileInfo, o PackOptions) *packer {
-	return &packer{PackOptions: o, copying: newCopying(), ctx: ctx, tar: tar.NewWriter(w), device: statOf(root).device, links: map[inode]string{}}
+	return &packer{PackOptions: o, ctx: ctx, tar: tar.NewWriter(w), device: statOf(root).device, links: map[inode]string{}}
 }
 
 // stat is what the system knows of a file beyond fs.FileInfo. Zero: unknown.
 type stat struct {
 	inode
+	mode     int64  // permissions and, where the system has them, the special bits, as in tar
 	names    uint64 // hard links
 	uid, gid int
 }
@@ -186,7 +186,7 @@ func (p *packer) file(from, name string) error {
 	if err := p.tar.WriteHeader(h); err != nil {
 		return err
 	}
-	n, err := p.copy(p.tar, content(p.Content, io.LimitReader(f, h.Size)))
+	n, err := Copy(p.tar, content(p.Content, io.LimitReader(f, h.Size)))
 	if err == nil && n < h.Size {
 		err = fmt.Errorf("%s shrank while it was read", from)
 	}
@@ -202,27 +202,13 @@ func content(wrap func(io.Reader) io.Reader, r io.Reader) io.Reader {
 }
 
 func (p *packer) header(name string, info fs.FileInfo, kind byte) *tar.Header {
-	h := &tar.Header{Typeflag: kind, Name: name, ModTime: info.ModTime(), Mode: modeBits(info.Mode())}
-	if st := statOf(info); p.Owners {
+	st := statOf(info)
+	h := &tar.Header{Typeflag: kind, Name: name, ModTime: info.ModTime(), Mode: st.mode}
+	if p.Owners {
 		h.Uid, h.Gid = st.uid, st.gid
 	}
 	if p.ExactTimes {
 		h.Format = tar.FormatPAX
 	}
 	return h
-}
-
-// modeBits are permissions and special bits as tar has them.
-func modeBits(mode fs.FileMode) int64 {
-	bits := int64(mode.Perm())
-	if mode&fs.ModeSetuid != 0 {
-		bits |= 0o4000
-	}
-	if mode&fs.ModeSetgid != 0 {
-		bits |= 0o2000
-	}
-	if mode&fs.ModeSticky != 0 {
-		bits |= 0o1000
-	}
-	return bits
 }

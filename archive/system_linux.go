@@ -15,7 +15,7 @@ func isLocal(string) bool { return true }
 
 func statOf(info fs.FileInfo) stat {
 	st := info.Sys().(*syscall.Stat_t)
-	return stat{inode: inode{st.Dev, st.Ino}, names: uint64(st.Nlink), uid: int(st.Uid), gid: int(st.Gid)}
+	return stat{inode: inode{st.Dev, st.Ino}, mode: int64(st.Mode & 0o7777), names: uint64(st.Nlink), uid: int(st.Uid), gid: int(st.Gid)}
 }
 
 // realPath asks the kernel for the path of an open folder, so that renames and

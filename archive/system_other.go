@@ -13,9 +13,9 @@ const openFlags = 0
 // isLocal refuses the backslashes, drives and devices of Windows that lead elsewhere.
 func isLocal(name string) bool { return filepath.IsLocal(name) }
 
-// statOf knows nothing here: files with several names are packed once for each, and
+// statOf knows only the permissions here: files with several names are packed once for each, and
 // owners are not.
-func statOf(fs.FileInfo) stat { return stat{} }
+func statOf(info fs.FileInfo) stat { return stat{mode: int64(info.Mode().Perm())} }
 
 // realPath returns the path of the open folder that name led to. It is for a
 // client, whose folder only its own user can change.

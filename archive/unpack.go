@@ -60,14 +60,13 @@ type Result struct {
 // everything, so nothing outside of the folder is touched, whatever links are or
 // get there. Entries before an error stay unpacked.
 func Unpack(ctx context.Context, root *os.Root, r io.Reader, o UnpackOptions) (Result, error) {
-	u := newUnpacker(root, o)
+	u := &unpacker{UnpackOptions: o, root: root}
 	err := u.run(ctx, r)
 	return u.result, wrap(err)
 }
 
 type unpacker struct {
 	UnpackOptions
-	copying
 	root    *os.Root
 	base    string // real path of root
 	entries int
@@ -87,10 +86,6 @@ type folderEntry struct {
 	name string
 	mode fs.FileMode
 	time time.Time
-}
-
-func newUnpacker(root *os.Root, o UnpackOptions) *unpacker {
-	return &unpacker{UnpackOptions: o, copying: newCopying(), root: root}
 }
 
 func (u *unpacker) run(ctx context.Context, r io.Reader) (err error) {
@@ -163,7 +158,7 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 		return err
 	}
 	base := path.Base(name)
-	if u.Reserved != "" && within(filepath.Join(u.base, u.dirPath, base), u.Reserved) {
+	if u.Reserved != "" && Within(filepath.Join(u.base, u.dirPath, base), u.Reserved) {
 		return refuse(ErrReserved, "entry %.200q is in the reserved folder %s", name, u.Reserved)
 	}
 	switch {
@@ -195,23 +190,15 @@ func (u *unpacker) skip(kind error, name, reason string) error {
 	return nil
 }
 
-// within reports whether path is folder or in it. Both are clean.
-func within(path, folder string) bool {
-	return path == folder || folder == "/" || strings.HasPrefix(path, folder+"/")
-}
-
 // isSparse reports whether the entry is a sparse file, which could fill a disk
 // with little data.
 func isSparse(h *tar.Header) bool {
-	if h.Typeflag == tar.TypeGNUSparse {
-		return true
-	}
 	for key := range h.PAXRecords {
 		if strings.HasPrefix(key, "GNU.sparse.") {
 			return true
 		}
 	}
-	return false
+	return h.Typeflag == tar.TypeGNUSparse
 }
 
 // enter opens the folder in which the next entry is, making it if needed.
@@ -256,7 +243,7 @@ func (u *unpacker) relative(dir *os.Root, name string) (string, error) {
 		return "", err
 	}
 	rel, err := filepath.Rel(u.base, real)
-	if err != nil || rel == ".." || strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
+	if err != nil || !filepath.IsLocal(rel) {
 		return "", fmt.Errorf("folder %q was moved away during the unpacking", name)
 	}
 	return rel, nil
@@ -306,7 +293,7 @@ func (u *unpacker) fill(f *os.File, name string, h *tar.Header, from io.Reader) 
 			u.dir.Remove(name)
 		}
 	}()
-	n, err := u.copy(f, content(u.Content, from))
+	n, err := Copy(f, content(u.Content, from))
 	u.result.Bytes += n
 	if err != nil {
 		return err
@@ -326,25 +313,21 @@ func (u *unpacker) fill(f *os.File, name string, h *tar.Header, from io.Reader) 
 func (u *unpacker) folder(name, base string, h *tar.Header) error {
 	err := u.dir.Mkdir(base, 0o755)
 	if errors.Is(err, fs.ErrExist) {
-		there, err := u.dir.Lstat(base)
-		if err != nil {
-			return err
-		}
-		if !there.IsDir() {
+		var there fs.FileInfo
+		if there, err = u.dir.Lstat(base); err == nil && !there.IsDir() {
 			// A link to a folder within is as good; its target keeps its mode.
-			if target, err := u.root.Stat(name); err != nil {
-				return err
-			} else if !target.IsDir() {
-				return &fs.PathError{Op: "mkdir", Path: name, Err: syscall.ENOTDIR}
+			if there, err = u.root.Stat(name); err == nil && !there.IsDir() {
+				err = &fs.PathError{Op: "mkdir", Path: name, Err: syscall.ENOTDIR}
 			}
-			return nil
-		}
-		// Its final mode is set at the end. Until then entries are written to
-		// it, for which all users but root need permission.
-		if err := u.dir.Chmod(base, there.Mode().Perm()|0o700); err != nil {
 			return err
 		}
-	} else if err != nil {
+		if err == nil {
+			// Its final mode is set at the end. Until then entries are written to
+			// it, for which all users but root need permission.
+			err = u.dir.Chmod(base, there.Mode().Perm()|0o700)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	if err := u.own(base, h); err != nil {

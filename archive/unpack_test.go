@@ -28,7 +28,7 @@ func TestLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer root.Close()
-			u := newUnpacker(root, UnpackOptions{})
+			u := &unpacker{root: root}
 			u.entries, u.names, u.folders = tt.entries, tt.names, make([]folderEntry, tt.folders)
 			if err := u.run(t.Context(), bytes.NewReader(two)); tt.fits && err != nil || !tt.fits && !errors.Is(err, ErrTooLarge) {
 				t.Errorf("got %v", err)

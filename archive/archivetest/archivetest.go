@@ -4,7 +4,9 @@ package archivetest
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -29,26 +31,19 @@ func Tar(t testing.TB, entries ...Entry) []byte {
 	var all bytes.Buffer
 	for _, e := range entries {
 		h := &tar.Header{
-			Name: e.Name, Typeflag: e.Kind, Linkname: e.Link, Mode: e.Mode, Size: int64(len(e.Body)), ModTime: Modified, PAXRecords: e.PAX,
-		}
-		if e.Kind == 0 {
-			h.Typeflag = tar.TypeReg
-		}
-		if e.Mode == 0 {
-			h.Mode = 0o644
+			Name: e.Name, Typeflag: cmp.Or(e.Kind, tar.TypeReg), Linkname: e.Link, Mode: cmp.Or(e.Mode, 0o644),
+			Size: int64(len(e.Body)), ModTime: Modified, PAXRecords: e.PAX,
 		}
 		if e.Kind == tar.TypeXGlobalHeader {
 			h = &tar.Header{Typeflag: e.Kind, PAXRecords: e.PAX}
 		}
 		var one bytes.Buffer
 		w := tar.NewWriter(&one)
-		if err := w.WriteHeader(h); err != nil {
-			t.Fatal(err)
+		err := w.WriteHeader(h)
+		if err == nil {
+			_, err = io.WriteString(w, e.Body)
 		}
-		if _, err := io.WriteString(w, e.Body); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Flush(); err != nil {
+		if err := errors.Join(err, w.Flush()); err != nil {
 			t.Fatal(err)
 		}
 		all.Write(one.Bytes())

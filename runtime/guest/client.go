@@ -120,7 +120,7 @@ func (c *Client) Hello(ctx context.Context) (Hello, error) {
 	if err != nil {
 		return Hello{}, err
 	}
-	h.Version, h.Trust = cut(h.Version, 100), cut(h.Trust, 2*sha256.Size)
+	h.Version, h.Trust = Shorten(h.Version, 100), Shorten(h.Trust, 2*sha256.Size)
 	if h.Protocol != ProtocolVersion {
 		return Hello{}, &VersionError{Guest: h.Protocol, Node: ProtocolVersion, Version: h.Version}
 	}
@@ -308,7 +308,7 @@ func readError(a *response) error {
 	if json.Unmarshal(b, e) != nil || !isCode(e.Code) {
 		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("guest responded with status %d", a.StatusCode)}
 	}
-	e.Status, e.Message = a.StatusCode, cut(e.Message, maxMessage)
+	e.Status, e.Message = a.StatusCode, Shorten(e.Message, maxMessage)
 	return e
 }
 
@@ -343,8 +343,8 @@ func lost(err error) error {
 	return err
 }
 
-// cut shortens s to at most n bytes.
-func cut(s string, n int) string {
+// Shorten cuts s to at most n bytes and an ellipsis.
+func Shorten(s string, n int) string {
 	if len(s) > n {
 		return strings.ToValidUTF8(s[:n], "") + "…"
 	}

@@ -47,7 +47,7 @@ func (s *EventStream) Next() (Event, error) {
 	case ev.Type == EventHold && ev.Hold >= 0 && ev.Hold <= MaxHold:
 		return ev, nil
 	}
-	return Event{}, fmt.Errorf("guest sent an unusable event of type %q", cut(string(ev.Type), 20))
+	return Event{}, fmt.Errorf("guest sent an unusable event of type %q", Shorten(string(ev.Type), 20))
 }
 
 // Close ends the stream. It may be called more than once and while Next waits.

@@ -178,7 +178,7 @@ func (s *ExecStream) parse(t FrameType, data []byte) (ev ExecEvent, err error) {
 // check refuses an invalid result.
 func (r *ExecResult) check() error {
 	if !isExit(r.ExitCode, r.Signal) || r.Duration < 0 {
-		return fmt.Errorf("guest reported the unusable result %d %q after %s", r.ExitCode, cut(r.Signal, 20), r.Duration)
+		return fmt.Errorf("guest reported the unusable result %d %q after %s", r.ExitCode, Shorten(r.Signal, 20), r.Duration)
 	}
 	return nil
 }

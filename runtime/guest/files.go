@@ -20,7 +20,7 @@ import (
 // an existing file and is 0644 for a new one. An error of body leaves the old
 // file as it was.
 func (c *Client) WriteFile(ctx context.Context, path string, mode fs.FileMode, body io.Reader) (FileInfo, error) {
-	q := url.Values{"path": {path}, "mode": {formatMode(mode)}}
+	q := url.Values{"path": {path}, "mode": {FormatMode(mode)}}
 	return get[FileInfo](ctx, c, request{method: http.MethodPut, route: RouteFile, query: q, body: body})
 }
 
@@ -110,7 +110,7 @@ func (c *Client) Remove(ctx context.Context, path string, recursive bool) error 
 // Mkdir makes a folder and those above it. One that exists is left as it is.
 // Mode 0 is 0755.
 func (c *Client) Mkdir(ctx context.Context, path string, mode fs.FileMode) (FileInfo, error) {
-	q := url.Values{"path": {path}, "mode": {formatMode(mode)}}
+	q := url.Values{"path": {path}, "mode": {FormatMode(mode)}}
 	return get[FileInfo](ctx, c, request{method: http.MethodPost, route: RouteMkdir, query: q})
 }
 
@@ -142,4 +142,8 @@ func (c *Client) GetArchive(ctx context.Context, path string) (io.ReadCloser, er
 	return a, nil
 }
 
-func formatMode(mode fs.FileMode) string { return fmt.Sprintf("%04o", mode.Perm()) }
+// FormatMode returns permission bits as FileInfo.Mode has them.
+func FormatMode(mode fs.FileMode) string {
+	text := strconv.FormatUint(uint64(mode.Perm()), 8)
+	return strings.Repeat("0", max(0, 4-len(text))) + text
+}

@@ -91,13 +91,13 @@ func processRoute(id, suffix string) string { return RouteProcess + "/" + url.Pa
 // check refuses an invalid process.
 func (p *Process) check() error {
 	if !slices.Contains([]ProcessState{ProcessRunning, ProcessExited, ProcessLost}, p.State) {
-		return fmt.Errorf("guest reported a process in the unknown state %q", cut(string(p.State), 20))
+		return fmt.Errorf("guest reported a process in the unknown state %q", Shorten(string(p.State), 20))
 	}
 	if !slices.Contains(Restarts, p.Restart) {
-		return fmt.Errorf("guest reported a process with the unknown restart %q", cut(string(p.Restart), 20))
+		return fmt.Errorf("guest reported a process with the unknown restart %q", Shorten(string(p.Restart), 20))
 	}
 	if !IsProcessID(p.ID) {
-		return fmt.Errorf("guest reported a process with the id %q", cut(p.ID, 20))
+		return fmt.Errorf("guest reported a process with the id %q", Shorten(p.ID, 20))
 	}
 	if p.PID <= 0 {
 		return fmt.Errorf("guest reported a process with the pid %d", p.PID)

@@ -9,28 +9,17 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/archive"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
 // maxUnsized bounds what is read of a file that does not say its size.
 const maxUnsized = 4 << 20
-
-// copyBuffers carry contents between files and the socket, whatever their size.
-var copyBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
-
-// copyAll copies with a buffer of the pool, and with no other: it hides what
-// would make io.Copy allocate its own.
-func copyAll(to io.Writer, from io.Reader) (int64, error) {
-	buf := copyBuffers.Get().(*[64 << 10]byte)
-	defer copyBuffers.Put(buf)
-	return io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, buf[:])
-}
 
 func (s *Server) stat(r *http.Request) (any, error) {
 	path, err := s.path(r.URL.Query().Get("path"))
@@ -86,7 +75,7 @@ func replaceFile(path string, mode fs.FileMode, body io.Reader) (err error) {
 			os.Remove(temp.Name())
 		}
 	}()
-	if _, err := copyAll(temp, body); err != nil {
+	if _, err := archive.Copy(temp, body); err != nil {
 		if errors.Is(err, io.ErrUnexpectedEOF) {
 			return refuse(guest.CodeInvalid, "the upload of %s ended early; the file is as it was", filepath.Base(path))
 		}
@@ -125,7 +114,7 @@ func overwrite(path string, mode fs.FileMode, content *os.File) error {
 	if err != nil {
 		return err
 	}
-	_, err = copyAll(f, content)
+	_, err = archive.Copy(f, content)
 	return errors.Join(err, f.Chmod(mode), f.Close())
 }
 

@@ -21,7 +21,7 @@ func movePath(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	if info.IsDir() && within(to, from) && to != from {
+	if info.IsDir() && archive.Within(to, from) && to != from {
 		return refuse(guest.CodeInvalid, "a folder cannot be moved into itself")
 	}
 	if there, err := os.Lstat(to); err == nil && (there.IsDir() || info.IsDir()) && !os.SameFile(there, info) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/doze-run/doze/archive"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -58,18 +59,13 @@ func (s *Server) writable(name string, follow bool) (string, error) {
 		}
 	}
 	real := filepath.Join(realPath(filepath.Dir(path)), filepath.Base(path))
-	if within(real, s.own()) {
+	if archive.Within(real, s.own()) {
 		return "", refuse(guest.CodeNotPermitted, "%s belongs to doze", own)
 	}
 	return path, nil
 }
 
 func (s *Server) own() string { return filepath.Join(s.cfg.Root, own) }
-
-// within reports whether path is folder or in it. Both are clean.
-func within(path, folder string) bool {
-	return path == folder || folder == "/" || strings.HasPrefix(path, folder+"/")
-}
 
 // followLinks follows symbolic links at the end of a path. Their target need not exist.
 func followLinks(path string) (string, error) {
@@ -103,7 +99,7 @@ func realPath(path string) string {
 func (s *Server) describe(path string, info fs.FileInfo) guest.FileInfo {
 	out := guest.FileInfo{
 		Name: info.Name(), Path: s.shown(path), Type: "other", Size: info.Size(),
-		Mode: formatMode(info.Mode()), ModifiedAt: info.ModTime(),
+		Mode: guest.FormatMode(info.Mode()), ModifiedAt: info.ModTime(),
 	}
 	switch info.Mode().Type() {
 	case 0:
@@ -124,11 +120,6 @@ func (s *Server) describePath(path string) (guest.FileInfo, error) {
 		return guest.FileInfo{}, err
 	}
 	return s.describe(path, info), nil
-}
-
-func formatMode(mode fs.FileMode) string {
-	text := strconv.FormatUint(uint64(mode.Perm()), 8)
-	return strings.Repeat("0", max(0, 4-len(text))) + text
 }
 
 // modeOf reads the permission bits of a request; 0 means that it has none.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"strconv"
@@ -63,7 +64,7 @@ func listed(table string, port uint16) bool {
 		return false
 	}
 	defer f.Close()
-	want := []byte(":" + fourDigits(port))
+	want := fmt.Appendf(nil, ":%04X", port)
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		fields := bytes.Fields(lines.Bytes())
@@ -72,9 +73,4 @@ func listed(table string, port uint16) bool {
 		}
 	}
 	return false
-}
-
-func fourDigits(port uint16) string {
-	const digits = "0123456789ABCDEF"
-	return string([]byte{digits[port>>12], digits[port>>8&15], digits[port>>4&15], digits[port&15]})
 }

@@ -130,7 +130,7 @@ func (ps *processes) reserve(p *process) error {
 	}
 	ps.active[name] = p
 	p.view = guest.Process{
-		ID: cmp.Or(p.spec.ID, guest.NewProcessID()), Name: name, Command: shorten(p.spec.Command.Command), Argv: shortenAll(p.spec.Argv), Cwd: shorten(p.spec.Cwd),
+		ID: cmp.Or(p.spec.ID, guest.NewProcessID()), Name: name, Command: guest.Shorten(p.spec.Command.Command, maxShown), Argv: shortenAll(p.spec.Argv), Cwd: guest.Shorten(p.spec.Cwd, maxShown),
 		Restart: p.spec.Restart, LogFile: filepath.Join(ps.server.cfg.LogDir, name+".log"),
 	}
 	return nil
@@ -354,13 +354,6 @@ func (ps *processes) wait() {
 	}
 	ps.mu.Unlock()
 	ps.wg.Wait()
-}
-
-func shorten(s string) string {
-	if len(s) > maxShown {
-		return strings.ToValidUTF8(s[:maxShown], "") + "…"
-	}
-	return s
 }
 
 // shortenAll keeps the first maxShown bytes of a list of arguments.
