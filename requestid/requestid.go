@@ -5,6 +5,7 @@ package requestid
 import (
 	"crypto/rand"
 	"net/http"
+	"strings"
 )
 
 // Header has the id of a request, in requests and in responses.
@@ -35,15 +36,6 @@ func Or(id string) string {
 }
 
 func valid(id string) bool {
-	if id == "" || len(id) > maxLength {
-		return false
-	}
-	for i := range len(id) {
-		switch c := id[i]; {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
-		default:
-			return false
-		}
-	}
-	return true
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_."
+	return id != "" && len(id) <= maxLength && strings.Trim(id, allowed) == ""
 }
