@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/containers/podman/v5/pkg/bindings/images"
+
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/testkit"
@@ -159,7 +161,8 @@ func TestPullEndsWithItsLastCaller(t *testing.T) {
 	}
 	n.pulls.group.Wait() // no pull runs any longer
 	r.shut.Unlock()
-	if exists, err := n.exists(testkit.Context(t), ref); err != nil || exists {
+	exists, err := request(testkit.Context(t), n.Engine, func(ctx context.Context) (bool, error) { return images.Exists(ctx, ref, nil) })
+	if err != nil || exists {
 		t.Errorf("the image exists: %v, %v", exists, err)
 	}
 	if err := n.EnsureImage(testkit.Context(t), ref, nil); err != nil {

@@ -43,11 +43,6 @@ func (p *pulls) join(ctx context.Context, ref string, progress func(line string)
 		}
 		select {
 		case <-changed:
-			continue
-		default:
-		}
-		select {
-		case <-changed:
 		case <-one.done:
 			if added, _ := one.lines.after(seen); len(added) > 0 {
 				continue
