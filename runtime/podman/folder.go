@@ -18,7 +18,7 @@ func (e *Engine) RemoveFolder(ctx context.Context, path string) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // rm as well
 	cmd.WaitDelay = time.Second
-	_, err := cmd.Output() // rm prints nothing, and a line for each error, of which Output stores some
+	_, err := cmd.Output() // Output stores the first and last of the errors
 	switch exit, ok := errors.AsType[*exec.ExitError](err); {
 	case ctx.Err() != nil:
 		return ctx.Err()
