@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -114,7 +115,7 @@ func decode(document string, value []byte) (owner string, info Info, err error) 
 	if err := json.Unmarshal(value, &info); err != nil {
 		return "", Info{}, err
 	}
-	if _, ok := fileName(info.Digest); !ok || info.Name != document[cut+1:] {
+	if !digestPattern.MatchString(info.Digest) || info.Name != document[cut+1:] {
 		return "", Info{}, fmt.Errorf("its record has the name %.80q and the digest %.80q", info.Name, info.Digest)
 	}
 	return document[:cut], info, nil
@@ -156,7 +157,7 @@ func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (I
 	m.change.Lock()
 	defer m.change.Unlock()
 	info := Info{Name: name, Digest: Digest(module), Size: int64(len(module)), UpdatedAt: m.now().UTC().Round(0)}
-	old, replaces := m.find(owner, name)
+	old, unknown := m.Get(owner, name)
 	if !m.fits(owner, info) {
 		return Info{}, ErrTooMany
 	}
@@ -171,7 +172,7 @@ func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (I
 		return Info{}, errors.Join(fmt.Errorf("store the policy %s: %w", name, err), m.removeFile(info.Digest))
 	}
 	m.set(owner, info)
-	if replaces {
+	if unknown == nil {
 		_ = m.removeFile(old.Digest) // one that stays is removed by the next Open
 	}
 	return info, nil
@@ -195,9 +196,9 @@ func (m *Modules) fits(owner string, info Info) bool {
 func (m *Modules) Delete(ctx context.Context, owner, name string) error {
 	m.change.Lock()
 	defer m.change.Unlock()
-	old, ok := m.find(owner, name)
-	if !ok {
-		return ErrUnknown
+	old, err := m.Get(owner, name)
+	if err != nil {
+		return err
 	}
 	if err := m.docs.DeleteDocument(ctx, documentKind, owner+"/"+name); err != nil {
 		return fmt.Errorf("delete the policy %s: %w", name, err)
@@ -213,17 +214,14 @@ func (m *Modules) Delete(ctx context.Context, owner, name string) error {
 func (m *Modules) List(owner string) []Info {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	list := make([]Info, 0, len(m.owners[owner]))
-	for _, info := range m.owners[owner] {
-		list = append(list, info)
-	}
-	slices.SortFunc(list, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
-	return list
+	return slices.SortedFunc(maps.Values(m.owners[owner]), func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // Get returns what is known of a policy, or ErrUnknown.
 func (m *Modules) Get(owner, name string) (Info, error) {
-	info, ok := m.find(owner, name)
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	info, ok := m.owners[owner][name]
 	if !ok {
 		return Info{}, ErrUnknown
 	}
@@ -235,9 +233,9 @@ func (m *Modules) Get(owner, name string) (Info, error) {
 func (m *Modules) Read(owner, name string) (Info, []byte, error) {
 	m.change.Lock() // or a push removes the file meanwhile
 	defer m.change.Unlock()
-	info, ok := m.find(owner, name)
-	if !ok {
-		return Info{}, nil, ErrUnknown
+	info, err := m.Get(owner, name)
+	if err != nil {
+		return Info{}, nil, err
 	}
 	module, err := os.ReadFile(m.path(info.Digest))
 	if err != nil {
@@ -247,13 +245,6 @@ func (m *Modules) Read(owner, name string) (Info, []byte, error) {
 		return Info{}, nil, fmt.Errorf("%q: %w", name, ErrDamaged)
 	}
 	return info, module, nil
-}
-
-func (m *Modules) find(owner, name string) (Info, bool) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	info, ok := m.owners[owner][name]
-	return info, ok
 }
 
 func (m *Modules) set(owner string, info Info) {
@@ -285,20 +276,11 @@ func Digest(module []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-var digestPattern = regexp.MustCompile(`\Asha256:([0-9a-f]{64})\z`)
+var digestPattern = regexp.MustCompile(`\Asha256:[0-9a-f]{64}\z`)
 
-func fileName(digest string) (string, bool) {
-	match := digestPattern.FindStringSubmatch(digest)
-	if match == nil {
-		return "", false
-	}
-	return match[1] + ".wasm", true
-}
-
-// path of a digest that was checked when it was read or made.
+// path returns the file of a valid digest.
 func (m *Modules) path(digest string) string {
-	name, _ := fileName(digest)
-	return filepath.Join(m.dir, name)
+	return filepath.Join(m.dir, strings.TrimPrefix(digest, "sha256:")+".wasm")
 }
 
 // write makes the file, whole and on the disk before it has its name. A file that
