@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"net/url"
@@ -65,10 +66,11 @@ func (s *signing) headerNames() string {
 // escape what was sent, escapes included.
 func (s *signing) canonicalPath() string {
 	if s.service == "s3" {
-		if unescaped, err := url.PathUnescape(s.path); err == nil {
-			return escape(unescaped, "/")
+		path := s.path
+		if unescaped, err := url.PathUnescape(path); err == nil {
+			path = unescaped
 		}
-		return escape(s.path, "/")
+		return strings.ReplaceAll(escape(path), "%2F", "/")
 	}
 	var parts []string
 	for part := range strings.SplitSeq(s.path, "/") {
@@ -77,7 +79,7 @@ func (s *signing) canonicalPath() string {
 		case "..":
 			parts = parts[:max(0, len(parts)-1)]
 		default:
-			parts = append(parts, escape(part, ""))
+			parts = append(parts, escape(part))
 		}
 	}
 	path := "/" + strings.Join(parts, "/")
@@ -99,10 +101,7 @@ func canonicalQuery(query string) string {
 		parameters = append(parameters, parameter{again(name), again(value)})
 	}
 	slices.SortFunc(parameters, func(a, b parameter) int {
-		if c := strings.Compare(a.name, b.name); c != 0 {
-			return c
-		}
-		return strings.Compare(a.value, b.value)
+		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.value, b.value))
 	})
 	pairs := make([]string, len(parameters))
 	for i, p := range parameters {
@@ -116,19 +115,10 @@ func again(s string) string {
 	if unescaped, err := url.QueryUnescape(s); err == nil {
 		s = unescaped
 	}
-	return escape(s, "")
+	return escape(s)
 }
 
-// escape writes all characters as escapes, except unreserved ones and those in keep.
-func escape(s, keep string) string {
-	const digits = "0123456789ABCDEF"
-	var b strings.Builder
-	for _, c := range []byte(s) {
-		if c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || strings.IndexByte("-._~"+keep, c) >= 0 {
-			b.WriteByte(c)
-		} else {
-			b.Write([]byte{'%', digits[c>>4], digits[c&15]})
-		}
-	}
-	return b.String()
+// escape escapes all characters except the unreserved ones of RFC 3986.
+func escape(s string) string {
+	return strings.ReplaceAll(url.QueryEscape(s), "+", "%20")
 }
