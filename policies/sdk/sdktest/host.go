@@ -116,7 +116,7 @@ func (h *host) stopping(f func()) {
 func newHost(p *Policy, r *http.Request) *host {
 	h := &host{
 		policy: p, phase: beforeNext, features: p.features, url: r.URL,
-		method: r.Method, protocol: r.Proto, uri: pathAndQuery(r.URL),
+		method: r.Method, protocol: r.Proto, uri: r.URL.RequestURI(),
 		host: cmp.Or(r.Host, r.URL.Host), header: r.Header.Clone(), trailer: r.Trailer.Clone(),
 		own: message{header: http.Header{}, trailer: http.Header{}},
 	}
@@ -209,25 +209,17 @@ func (h *host) Log(level int32, message string) {
 	}
 }
 
-func (h *host) GetMethod(buf []byte) uint32 {
+// text returns a text of the exchange.
+func (h *host) text(buf []byte, text string) uint32 {
 	h.inExchange()
-	return put(buf, h.method)
+	return put(buf, text)
 }
 
-func (h *host) GetURI(buf []byte) uint32 {
-	h.inExchange()
-	return put(buf, h.uri)
-}
-
-func (h *host) GetSourceAddr(buf []byte) uint32 {
-	h.inExchange()
-	return put(buf, "198.18.0.2:40000")
-}
-
-func (h *host) GetProtocolVersion(buf []byte) uint32 {
-	h.inExchange()
-	return put(buf, h.protocol)
-}
+func (h *host) GetMethod(buf []byte) uint32          { return h.text(buf, h.method) }
+func (h *host) GetURI(buf []byte) uint32             { return h.text(buf, h.uri) }
+func (h *host) HostName(buf []byte) int32            { return int32(h.text(buf, h.url.Hostname())) }
+func (h *host) GetSourceAddr(buf []byte) uint32      { return h.text(buf, "198.18.0.2:40000") }
+func (h *host) GetProtocolVersion(buf []byte) uint32 { return h.text(buf, h.protocol) }
 
 func (h *host) GetStatusCode() uint32 {
 	return uint32(cmp.Or(h.responseOf("reads the status").status, http.StatusOK))
@@ -465,17 +457,8 @@ func (h *host) requestBody() []byte {
 }
 
 func (h *host) Sandbox(buf []byte) int32 {
-	h.inExchange()
-	text, err := json.Marshal(h.policy.Sandbox)
-	if err != nil {
-		panic(err)
-	}
-	return int32(put(buf, string(text)))
-}
-
-func (h *host) HostName(buf []byte) int32 {
-	h.inExchange()
-	return int32(put(buf, h.url.Hostname()))
+	text, _ := json.Marshal(h.policy.Sandbox) // strings only
+	return int32(h.text(buf, string(text)))
 }
 
 func (h *host) Deny(reason string) {

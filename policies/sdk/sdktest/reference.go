@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"math/big"
 	"net/http"
+	"net/url"
 	"regexp"
 	"strconv"
 	"strings"
@@ -204,15 +205,7 @@ func (h *host) EncodeRef(encoding uint32, text string, buf []byte) int32 {
 
 // percent escapes all characters except the unreserved ones of RFC 3986.
 func percent(text string) string {
-	var b strings.Builder
-	for _, c := range []byte(text) {
-		if c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || strings.IndexByte("-._~", c) >= 0 {
-			b.WriteByte(c)
-		} else {
-			b.WriteString("%" + strings.ToUpper(hex.EncodeToString([]byte{c})))
-		}
-	}
-	return b.String()
+	return strings.ReplaceAll(url.QueryEscape(text), "+", "%20")
 }
 
 func (h *host) HMACSHA256(name, prefix string, parts, buf []byte) int32 {

@@ -26,7 +26,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -202,15 +201,4 @@ func (h *host) result() Result {
 		StatusCode: cmp.Or(a.status, http.StatusOK), Header: a.header, Trailer: a.trailer, Body: io.NopCloser(bytes.NewReader(a.body)),
 	}
 	return r
-}
-
-func pathAndQuery(u *url.URL) string {
-	uri := u.EscapedPath()
-	if uri == "" {
-		uri = "/"
-	}
-	if u.RawQuery != "" || u.ForceQuery {
-		uri += "?" + u.RawQuery
-	}
-	return uri
 }
