@@ -40,11 +40,11 @@ const (
 // call holds the state that host functions need of an instance's current exchange.
 // It is the context of the guest's functions, which wazero passes on unchanged.
 type call struct {
-	instance *instance
-	memory   api.Memory
-	found    context.Context // source of Value; nil: no values
-	phase    phase
-	features uint32
+	context.Context // never ends; wazero reads its values when it makes an instance
+	instance        *instance
+	memory          api.Memory
+	phase           phase
+	features        uint32
 
 	limit time.Duration
 	spent time.Duration // of limit
@@ -64,21 +64,8 @@ type call struct {
 	buffer    *recorder // of the upstream's response; nil: it streams
 }
 
-// Deadline, Done, Err and Value implement a context that never ends. wazero reads its
-// values when it makes an instance.
-func (c *call) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (c *call) Done() <-chan struct{}       { return nil }
-func (c *call) Err() error                  { return nil }
-
-func (c *call) Value(key any) any {
-	if c.found == nil {
-		return nil
-	}
-	return c.found.Value(key)
-}
-
 func (c *call) begin(i *instance, limit time.Duration) {
-	*c = call{instance: i, features: i.features, limit: limit, secrets: noSecrets{}}
+	*c = call{Context: context.Background(), instance: i, features: i.features, limit: limit, secrets: noSecrets{}}
 }
 
 // run starts the clock of a phase.

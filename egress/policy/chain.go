@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 
@@ -97,7 +98,7 @@ func (c *Chain) Request(s Step) (stop bool) {
 		return true
 	}
 	c.wrote = call.body.written
-	call.own.addTo(c.inner.Header())
+	maps.Copy(c.inner.Header(), call.own.header)
 	if call.own.written { // and the request is sent: the upstream's response is appended
 		call.features |= bufferResponse
 	} else if p.module.ignoresResponse || call.features&requestOnly != 0 && call.features&bufferResponse == 0 {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tetratelabs/wazero/api"
+
 	"github.com/doze-run/doze/egress/policy/meter"
 )
 
@@ -69,16 +71,9 @@ func same(a, b meter.Signature) bool {
 func signature(s meter.Signature) string { return types(s.Params) + " -> " + types(s.Results) }
 
 func types(list []meter.ValueType) string {
-	names := make([]string, 0, len(list))
+	var names []string
 	for _, t := range list[:min(len(list), 16)] {
-		switch t {
-		case meter.I32:
-			names = append(names, "i32")
-		case meter.I64:
-			names = append(names, "i64")
-		default:
-			names = append(names, fmt.Sprintf("%#x", t))
-		}
+		names = append(names, api.ValueTypeName(t))
 	}
 	return "(" + strings.Join(names, ", ") + ")"
 }

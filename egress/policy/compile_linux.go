@@ -21,10 +21,13 @@ import (
 // compilerName is argument 0 of this program when it runs as the compiler.
 const compilerName = "doze-policy-compiler"
 
+// limitsFormat is the form of the limits in argument 2.
+const limitsFormat = "pages=%d seconds=%d bytes=%d nice=%d"
+
 // Every program that runs policies is its own compiler unless Config.Compiler names
 // another. So both have the same version, and no file has to be found.
 func init() {
-	if len(os.Args) == 6 && os.Args[0] == compilerName {
+	if len(os.Args) == 3 && os.Args[0] == compilerName {
 		os.Exit(compilerMain(os.Args[1:], os.Stdin, os.Stderr))
 	}
 }
@@ -50,7 +53,7 @@ func runCompiler(ctx context.Context, program string, binary []byte, dir string,
 	limited, cancel := context.WithTimeout(ctx, patience*time.Duration(l.seconds)*time.Second)
 	defer cancel()
 	c := exec.CommandContext(limited, cmp.Or(program, "/proc/self/exe"))
-	c.Args = []string{compilerName, dir, fmt.Sprint(l.pages), fmt.Sprint(l.seconds), fmt.Sprint(l.bytes), fmt.Sprint(l.nice)}
+	c.Args = []string{compilerName, dir, fmt.Sprintf(limitsFormat, l.pages, l.seconds, l.bytes, l.nice)}
 	// The node's own environment may contain secrets and is not passed on.
 	c.Env = []string{"GOTRACEBACK=none", "GOMAXPROCS=" + strconv.Itoa(compileWorkers), "GOMEMLIMIT=" + fmt.Sprint(l.bytes*3/4)}
 	c.Stdin = bytes.NewReader(binary)
@@ -116,22 +119,18 @@ func (b *bounded) Write(p []byte) (int, error) {
 // code. args are the folder and the limits.
 func compilerMain(args []string, in io.Reader, out io.Writer) int {
 	err := func() error {
-		var numbers [4]uint64
-		for i := range numbers {
-			n, err := strconv.ParseUint(args[i+1], 10, 64)
-			if err != nil {
-				return err
-			}
-			numbers[i] = n
+		var l limits
+		if _, err := fmt.Sscanf(args[1], limitsFormat, &l.pages, &l.seconds, &l.bytes, &l.nice); err != nil {
+			return err
 		}
-		if err := limit(numbers[1], numbers[2], int(numbers[3])); err != nil {
+		if err := limit(l); err != nil {
 			return fmt.Errorf("limit the compiler: %w", err)
 		}
 		binary, err := io.ReadAll(in)
 		if err != nil {
 			return err
 		}
-		return compileInto(context.Background(), binary, args[0], uint32(numbers[0]))
+		return compileInto(context.Background(), binary, args[0], l.pages)
 	}()
 	if err == nil {
 		return 0
@@ -143,14 +142,14 @@ func compilerMain(args []string, in io.Reader, out io.Writer) int {
 	return exitFailed
 }
 
-// limit bounds this process, lowers its priority by nice, and makes it the first
-// candidate of the OOM killer.
-func limit(seconds, bytes uint64, nice int) error {
+// limit bounds this process, lowers its priority, and makes it the first candidate of the
+// OOM killer.
+func limit(l limits) error {
 	before, err := dataSize()
 	if err != nil {
 		return err
 	}
-	most := before + bytes
+	most := before + l.bytes
 	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: most, Max: most}); err != nil {
 		return err
 	}
@@ -160,13 +159,13 @@ func limit(seconds, bytes uint64, nice int) error {
 		<-tooLong
 		os.Exit(exitTooLong)
 	}()
-	if err := unix.Setrlimit(unix.RLIMIT_CPU, &unix.Rlimit{Cur: seconds, Max: seconds + 5}); err != nil {
+	if err := unix.Setrlimit(unix.RLIMIT_CPU, &unix.Rlimit{Cur: l.seconds, Max: l.seconds + 5}); err != nil {
 		return err
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return err
 	}
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, int(l.nice))
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
 	return nil
 }
@@ -177,11 +176,10 @@ func dataSize() (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(status)) {
-		if value, ok := strings.CutPrefix(line, "VmData:"); ok {
-			kilobytes, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
-			return kilobytes << 10, err
-		}
+	_, value, _ := strings.Cut(string(status), "\nVmData:")
+	var kilobytes uint64
+	if _, err := fmt.Sscan(value, &kilobytes); err != nil {
+		return 0, fmt.Errorf("read VmData in /proc/self/status: %w", err)
 	}
-	return 0, errors.New("/proc/self/status has no VmData")
+	return kilobytes << 10, nil
 }

@@ -37,28 +37,22 @@ const (
 
 // egressFunctions are the module doze_egress_v1.
 var egressFunctions = []function{
-	{"secret_ref", params(4), params(1), func(c *call, s []uint64) {
-		s[0] = c.result(s[2], s[3])(c.secretRef(c.string(s[0], s[1], maxSecretName)))
-	}},
-	{"encode_ref", params(5), params(1), func(c *call, s []uint64) {
+	secretFunction("secret_ref", 4, func(c *call, s []uint64) ([]byte, error) {
+		return c.secretRef(c.string(s[0], s[1], maxSecretName))
+	}),
+	secretFunction("encode_ref", 5, func(c *call, s []uint64) ([]byte, error) {
 		c.tick()
-		s[0] = c.result(s[3], s[4])(c.encode(int32(s[0]), c.string(s[1], s[2], maxEncode)))
-	}},
-	{"hmac_sha256", params(8), params(1), func(c *call, s []uint64) {
+		return c.encode(int32(s[0]), c.string(s[1], s[2], maxEncode))
+	}),
+	secretFunction("hmac_sha256", 8, func(c *call, s []uint64) ([]byte, error) {
 		c.tick()
-		s[0] = c.result(s[6], s[7])(c.hmac(c.string(s[0], s[1], maxSecretName), c.string(s[2], s[3], maxSecretName), c.bytes(s[4], s[5])))
-	}},
-	{"sign", params(7), params(1), func(c *call, s []uint64) {
-		s[0] = c.result(s[5], s[6])(c.sign(c.string(s[0], s[1], maxSecretName), int32(s[2]), c.bytes(s[3], s[4])))
-	}},
-	{"sandbox", params(2), params(1), func(c *call, s []uint64) {
-		c.inExchange()
-		s[0] = write(c, c.chain.sandbox(), s[0], s[1])
-	}},
-	{"host", params(2), params(1), func(c *call, s []uint64) {
-		c.inExchange()
-		s[0] = write(c, c.chain.Host, s[0], s[1])
-	}},
+		return c.hmac(c.string(s[0], s[1], maxSecretName), c.string(s[2], s[3], maxSecretName), c.bytes(s[4], s[5]))
+	}),
+	secretFunction("sign", 7, func(c *call, s []uint64) ([]byte, error) {
+		return c.sign(c.string(s[0], s[1], maxSecretName), int32(s[2]), c.bytes(s[3], s[4]))
+	}),
+	textFunction("sandbox", func(c *call) []byte { return c.chain.sandbox() }),
+	textFunction("host", func(c *call) string { return c.chain.Host }),
 	{"deny", params(2), nil, func(c *call, s []uint64) { c.deny(c.bytes(s[0], s[1])) }},
 	{"audit_note", params(2), nil, func(c *call, s []uint64) { c.note(c.bytes(s[0], s[1])) }},
 	{"now", nil, []api.ValueType{i64}, func(c *call, s []uint64) { s[0] = uint64(c.instance.policy.host.config.Now().UnixNano()) }},
@@ -114,21 +108,24 @@ func resultOf(err error) uint64 {
 	return uint64(uint32(c))
 }
 
-// result returns a function that writes the result of a secret.Source to the guest's
-// memory, and returns the host function's result.
-func (c *call) result(at, limit uint64) func([]byte, error) uint64 {
-	return func(v []byte, err error) uint64 {
-		if err != nil {
-			return resultOf(err)
+// secretFunction returns a function that uses secrets, before the request is sent. Its
+// last two parameters are the buffer for the result.
+func secretFunction(name string, n int, use func(*call, []uint64) ([]byte, error)) function {
+	return function{name, params(n), params(1), func(c *call, s []uint64) {
+		if c.phase != beforeNext {
+			s[0] = resultOf(codeNotAllowed)
+			return
 		}
-		return write(c, v, at, limit)
-	}
+		v, err := use(c, s)
+		if err != nil {
+			s[0] = resultOf(err)
+			return
+		}
+		s[0] = write(c, v, s[n-2], s[n-1])
+	}}
 }
 
 func (c *call) secretRef(name string) ([]byte, error) {
-	if c.phase != beforeNext {
-		return nil, codeNotAllowed
-	}
 	if name == "" || len(name) > maxSecretName {
 		return nil, codeBadArgument
 	}
@@ -137,9 +134,6 @@ func (c *call) secretRef(name string) ([]byte, error) {
 }
 
 func (c *call) encode(encoding int32, text string) ([]byte, error) {
-	if c.phase != beforeNext {
-		return nil, codeNotAllowed
-	}
 	if encoding < 0 || encoding > 3 || len(text) > maxEncode {
 		return nil, codeBadArgument
 	}
@@ -150,9 +144,6 @@ func (c *call) encode(encoding int32, text string) ([]byte, error) {
 // hmac computes an HMAC over the parts in list. Each part is its length, 4 bytes
 // little-endian, and as many bytes.
 func (c *call) hmac(name, prefix string, list []byte) ([]byte, error) {
-	if c.phase != beforeNext {
-		return nil, codeNotAllowed
-	}
 	if name == "" || len(name) > maxSecretName || len(prefix) > maxSecretName || len(list) > maxSign {
 		return nil, codeBadArgument
 	}
@@ -172,9 +163,6 @@ func (c *call) hmac(name, prefix string, list []byte) ([]byte, error) {
 }
 
 func (c *call) sign(name string, algorithm int32, data []byte) ([]byte, error) {
-	if c.phase != beforeNext {
-		return nil, codeNotAllowed
-	}
 	if name == "" || len(name) > maxSecretName || len(data) > maxSign || algorithm < 1 || algorithm > 3 {
 		return nil, codeBadArgument
 	}

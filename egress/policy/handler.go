@@ -45,24 +45,12 @@ var handlerFunctions = []function{
 		}
 	}},
 	{"log", params(3), nil, func(c *call, s []uint64) { c.log(int32(s[0]), c.bytes(s[1], s[2])) }},
-	{"get_method", params(2), params(1), func(c *call, s []uint64) {
-		c.inExchange()
-		s[0] = write(c, c.r.Method, s[0], s[1])
-	}},
+	textFunction("get_method", func(c *call) string { return c.r.Method }),
 	{"set_method", params(2), nil, func(c *call, s []uint64) { c.setMethod(c.string(s[0], s[1], maxMethod)) }},
-	{"get_uri", params(2), params(1), func(c *call, s []uint64) {
-		c.inExchange()
-		s[0] = write(c, uri(c.r.URL), s[0], s[1])
-	}},
+	textFunction("get_uri", func(c *call) string { return c.r.URL.RequestURI() }),
 	{"set_uri", params(2), nil, func(c *call, s []uint64) { c.setURI(c.string(s[0], s[1], maxURI)) }},
-	{"get_protocol_version", params(2), params(1), func(c *call, s []uint64) {
-		c.inExchange()
-		s[0] = write(c, c.r.Proto, s[0], s[1])
-	}},
-	{"get_source_addr", params(2), params(1), func(c *call, s []uint64) {
-		c.inExchange()
-		s[0] = write(c, c.r.RemoteAddr, s[0], s[1])
-	}},
+	textFunction("get_protocol_version", func(c *call) string { return c.r.Proto }),
+	textFunction("get_source_addr", func(c *call) string { return c.r.RemoteAddr }),
 	{"get_header_names", params(3), []api.ValueType{i64}, func(c *call, s []uint64) {
 		c.tick() // sorting
 		s[0] = c.writeList(c.names(uint32(s[0])), s[1], s[2])
@@ -100,6 +88,14 @@ var handlerFunctions = []function{
 	}},
 }
 
+// textFunction returns a function that writes a text of the exchange to the guest's memory.
+func textFunction[T string | []byte](name string, text func(*call) T) function {
+	return function{name, params(2), params(1), func(c *call, s []uint64) {
+		c.inExchange()
+		s[0] = write(c, text(c), s[0], s[1])
+	}}
+}
+
 func (c *call) enable(features uint32) {
 	features &= allFeatures
 	if c.phase == afterNext {
@@ -115,18 +111,6 @@ func (c *call) log(level int32, text []byte) {
 	if l, ok := levels[level]; ok {
 		c.instance.output.log(l, printable(string(text[:min(len(text), maxLine)]), maxLine), c.chain)
 	}
-}
-
-// uri returns the path and query as they are sent.
-func uri(u *url.URL) string {
-	s := u.EscapedPath()
-	if s == "" {
-		s = "/"
-	}
-	if u.ForceQuery || u.RawQuery != "" {
-		s += "?" + u.RawQuery
-	}
-	return s
 }
 
 func (c *call) beforeNext(what string) {
@@ -171,41 +155,34 @@ func (c *call) setURI(s string) {
 // guest modifies it.
 func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
 	c.inExchange()
+	var header *http.Header
+	var limits *weight
 	switch kind {
-	case requestHeader:
+	case requestHeader, requestTrailer:
 		if change {
-			c.beforeNext("changes the request's header")
+			c.beforeNext("changes the request's header or trailer")
 		}
-		return c.r.Header, &c.header.request
-	case requestTrailer:
-		if change {
-			c.beforeNext("changes the request's trailer")
-			if c.r.Trailer == nil {
-				c.r.Trailer = http.Header{}
-			}
+		if header, limits = &c.r.Header, &c.header.request; kind == requestTrailer {
+			header, limits = &c.r.Trailer, &c.header.trailer
 		}
-		return c.r.Trailer, &c.header.trailer
-	case responseHeader:
+	case responseHeader, responseTrailer:
 		if c.phase == afterNext && c.buffer == nil && !change {
+			if kind == responseTrailer {
+				return trailersOf(c.writer.Header()), nil
+			}
 			return c.writer.Header(), nil
 		}
-		a := c.currentResponse("changes the response's header")
-		if a.header == nil {
-			a.header = http.Header{}
+		r := c.currentResponse("changes the response's header or trailer")
+		if header, limits = &r.header, &c.header.response; kind == responseTrailer {
+			header, limits = &r.trailer, &c.header.trailer
 		}
-		return a.header, &c.header.response
-	case responseTrailer:
-		if c.phase == afterNext && c.buffer == nil && !change {
-			return trailersOf(c.writer.Header()), nil
-		}
-		a := c.currentResponse("changes the response's trailer")
-		if a.trailer == nil {
-			a.trailer = http.Header{}
-		}
-		return a.trailer, &c.header.trailer
+	default:
+		fail("there is no header of kind %d", kind)
 	}
-	fail("there is no header of kind %d", kind)
-	return nil, nil
+	if *header == nil && change {
+		*header = http.Header{}
+	}
+	return *header, limits
 }
 
 // trailersOf returns the trailers in the header of a response that was sent.

@@ -15,8 +15,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -89,36 +92,18 @@ func Defaults() Config {
 		WaitLimit: 5 * time.Second,
 		IdleLimit: time.Minute,
 		Log:       slog.New(slog.DiscardHandler),
+		Now:       time.Now,
 	}
 }
 
 func (c Config) withDefaults() Config {
-	d := Defaults()
-	set(&c.CacheLimit, d.CacheLimit)
-	set(&c.MaxModule, d.MaxModule)
-	set(&c.CompileLimit, d.CompileLimit)
-	set(&c.CompileMemory, d.CompileMemory)
-	set(&c.MemoryLimit, d.MemoryLimit)
-	set(&c.TimeLimit, d.TimeLimit)
-	set(&c.StartLimit, d.StartLimit)
-	set(&c.RequestLimit, d.RequestLimit)
-	set(&c.ResponseLimit, d.ResponseLimit)
-	set(&c.Instances, d.Instances)
-	set(&c.InstancesInAll, d.InstancesInAll)
-	set(&c.WaitLimit, d.WaitLimit)
-	set(&c.IdleLimit, d.IdleLimit)
-	set(&c.Log, d.Log)
-	if c.Now == nil {
-		c.Now = time.Now
+	fields, defaults := reflect.ValueOf(&c).Elem(), reflect.ValueOf(Defaults())
+	for i := range fields.NumField() {
+		if fields.Field(i).IsZero() {
+			fields.Field(i).Set(defaults.Field(i))
+		}
 	}
 	return c
-}
-
-func set[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 const pageSize = 64 << 10 // of WebAssembly
@@ -254,11 +239,7 @@ func (h *Host) collector() {
 func (h *Host) live() []*Policy {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	all := make([]*Policy, 0, len(h.policies))
-	for p := range h.policies {
-		all = append(all, p)
-	}
-	return all
+	return slices.Collect(maps.Keys(h.policies))
 }
 
 // Forget deletes the values that policies of a name have stored in a namespace, which is
@@ -306,7 +287,7 @@ func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, 
 	sum := sha256.Sum256(wasm)
 	digest := hex.EncodeToString(sum[:])
 	done, p, err := h.begin(ctx, digest)
-	if invalid := (*compilerError)(nil); errors.As(err, &invalid) {
+	if _, ok := errors.AsType[*compilerError](err); ok {
 		return nil, &CompileError{name, err}
 	}
 	if err != nil {
@@ -322,7 +303,7 @@ func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, 
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if invalid := (*compilerError)(nil); errors.As(err, &invalid) {
+	if invalid, ok := errors.AsType[*compilerError](err); ok {
 		if len(h.refused) >= maxRefused {
 			clear(h.refused)
 		}

@@ -32,7 +32,7 @@ func (p *Policy) start(ctx context.Context) (*instance, error) {
 	}
 	i := &instance{policy: p, output: output{logger: &p.logger}}
 	i.call.begin(i, h.config.StartLimit)
-	i.call.found = i.memory.within(context.Background())
+	i.call.Context = i.memory.within(context.Background())
 	i.call.run(starting)
 	err := i.instantiate()
 	i.output.flush(nil)

@@ -4,10 +4,10 @@ import (
 	"context"
 	"log/slog"
 	"strings"
-	"sync"
-	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/doze-run/doze/loglimit"
 )
 
 const (
@@ -16,11 +16,10 @@ const (
 	// maxTail bounds the part of an instance's output that goes into the Detail of a
 	// denial, in bytes: the message of a panic, and the first frames of its trace.
 	maxTail = 2 << 10
-	// logLines is the maximum number of lines of a policy that are logged in each
-	// logWindow: the log helps an author to find a mistake, and must not fill the disk
-	// under load.
-	logLines  = 20
-	logWindow = 10 * time.Second
+	// logBurst and logRate bound the lines of a policy in the node's log: the log helps an
+	// author to find a mistake, and must not fill the disk under load.
+	logBurst = 20
+	logRate  = 2 // per second
 )
 
 // Line is a line that a policy wrote, with the host function log or to its output.
@@ -34,16 +33,12 @@ type Line struct {
 	SandboxName string
 }
 
-// logger forwards the lines that a policy writes: all to sink, for the owner, and at most
-// logLines per logWindow to the node's log.
+// logger forwards the lines that a policy writes: all to sink, for the owner, and those
+// within limit to the node's log.
 type logger struct {
-	log  *slog.Logger
-	sink func(Line) // may be nil
-
-	mu      sync.Mutex
-	began   time.Time
-	lines   int
-	dropped int
+	log   *slog.Logger
+	sink  func(Line) // may be nil
+	limit *loglimit.Limit
 }
 
 // enabled reports whether lines of a level are forwarded.
@@ -63,27 +58,15 @@ func (l *logger) line(level slog.Level, text string, c *Chain) {
 	if !l.log.Enabled(context.Background(), level) {
 		return
 	}
-	l.mu.Lock()
-	now := time.Now()
-	if now.Sub(l.began) >= logWindow {
-		l.began, l.lines = now, 0
-	}
-	if l.lines++; l.lines > logLines {
-		l.dropped++
-		l.mu.Unlock()
+	attributes, ok := l.limit.Allow()
+	if !ok {
 		return
 	}
-	dropped := l.dropped
-	l.dropped = 0
-	l.mu.Unlock()
-	attributes := []slog.Attr{slog.String("text", text)}
+	attributes = append(attributes, slog.String("text", text))
 	if c != nil {
 		attributes = append(attributes, slog.String("sandbox", line.Sandbox), slog.String("flow", line.Flow))
 	}
-	if dropped > 0 {
-		attributes = append(attributes, slog.Int("lines_dropped_before", dropped))
-	}
-	l.log.LogAttrs(context.Background(), level, "policy says", attributes...)
+	l.log.LogAttrs(context.Background(), level, "policy logged", attributes...)
 }
 
 // output collects the lines that one instance logs or writes to stdout and stderr.

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/doze-run/doze/loglimit"
 )
 
 // maxConfig bounds the configuration of a policy, in bytes: rules are not meant to carry
@@ -54,7 +56,7 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 		host:   h,
 		slots:  make(chan struct{}, h.config.Instances),
 	}
-	p.logger.log, p.logger.sink = h.config.Log.With("policy", m.name), m.Lines
+	p.logger = logger{h.config.Log.With("policy", m.name), m.Lines, loglimit.New(logRate, logBurst)}
 	if m.Owner != "" {
 		p.logger.log = p.logger.log.With("owner", m.Owner)
 	}
@@ -279,10 +281,6 @@ func (p *Policy) trim(since time.Time) {
 func (p *Policy) drain() {
 	p.mu.Lock()
 	p.ended = true
-	old := p.idle
-	p.idle = nil
 	p.mu.Unlock()
-	for _, i := range old {
-		i.close()
-	}
+	p.trim(time.Now())
 }

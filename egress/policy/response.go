@@ -3,6 +3,7 @@ package policy
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -41,21 +42,10 @@ func (a *response) next(b []byte) (n int, end bool) {
 	return n, a.read.Len() == 0
 }
 
-// addTo adds the header fields to h, for later handlers.
-func (a *response) addTo(h http.Header) {
-	for key, values := range a.header {
-		h[key] = values
-	}
-}
-
 // send writes the response to w.
 func (a *response) send(w http.ResponseWriter, r *http.Request) {
-	h := w.Header()
-	a.addTo(h)
-	status := a.status
-	if status == 0 {
-		status = http.StatusOK
-	}
+	h, status := w.Header(), a.statusCode()
+	maps.Copy(h, a.header)
 	bodyless := status == http.StatusNoContent || status == http.StatusNotModified
 	switch {
 	case bodyless || r.Method == http.MethodHead && !a.written:
@@ -110,12 +100,7 @@ func (w *recorder) Write(b []byte) (int, error) {
 // finish moves the trailers from the header to trailer.
 func (w *recorder) finish() {
 	w.WriteHeader(w.statusCode())
-	w.trailer = http.Header{}
-	for key, values := range w.live {
-		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok {
-			w.trailer[name] = values
-		}
-	}
+	w.trailer = trailersOf(w.live)
 	for _, list := range w.header["Trailer"] {
 		for name := range strings.SplitSeq(list, ",") {
 			key := http.CanonicalHeaderKey(strings.TrimSpace(name))
@@ -124,10 +109,7 @@ func (w *recorder) finish() {
 			}
 		}
 	}
-	delete(w.header, "Trailer")
-	for key := range w.header {
-		if strings.HasPrefix(key, http.TrailerPrefix) {
-			delete(w.header, key)
-		}
-	}
+	maps.DeleteFunc(w.header, func(key string, _ []string) bool {
+		return key == "Trailer" || strings.HasPrefix(key, http.TrailerPrefix)
+	})
 }

@@ -2,7 +2,7 @@ package policy
 
 import (
 	"crypto/rand"
-	"encoding/binary"
+	"strings"
 	"time"
 
 	"github.com/tetratelabs/wazero/api"
@@ -53,9 +53,9 @@ var wasiFunctions = append([]function{
 	{"fd_read", params(4), params(1), func(c *call, s []uint64) { // the input is empty
 		if uint32(s[0]) != 0 {
 			s[0] = wasiBadFD
-		} else if s[0] = wasiOK; !c.memory.WriteUint32Le(uint32(s[3]), 0) {
-			s[0] = wasiFault
+			return
 		}
+		s[0] = c.zeroes(s[3])
 	}},
 	{"fd_fdstat_get", params(2), params(1), func(c *call, s []uint64) {
 		if uint32(s[0]) > 2 {
@@ -68,11 +68,11 @@ var wasiFunctions = append([]function{
 		s[0] = wasiOK
 	}},
 	{"fd_fdstat_set_flags", params(2), params(1), func(_ *call, s []uint64) {
-		if uint32(s[0]) > 2 {
-			s[0] = wasiBadFD
-		} else {
+		if fd := uint32(s[0]); fd <= 2 {
 			s[0] = wasiOK
+			return
 		}
+		s[0] = wasiBadFD
 	}},
 	{"fd_prestat_get", params(2), params(1), badFD},
 	{"fd_prestat_dir_name", params(3), params(1), badFD},
@@ -82,57 +82,48 @@ var wasiFunctions = append([]function{
 	}},
 	{"proc_exit", params(1), nil, func(_ *call, s []uint64) { panic(&exited{uint32(s[0])}) }},
 	{"sched_yield", nil, params(1), func(_ *call, s []uint64) { s[0] = wasiOK }},
-}, nothing()...)
+}, unsupported()...)
 
 // started is the zero of the monotonic clock.
 var started = time.Now()
 
 func badFD(_ *call, s []uint64) { s[0] = wasiBadFD }
 
-// nothing returns the functions on files and sockets. Programs may import them, but have
+// unsupported returns the functions on files and sockets. Programs may import them, but have
 // no files or sockets.
-func nothing() []function {
-	const l = i64
+func unsupported() []function {
 	var list []function
-	for name, types := range map[string][]api.ValueType{
-		"fd_advise":               {i32, l, l, i32},
-		"fd_allocate":             {i32, l, l},
-		"fd_close":                params(1),
-		"fd_datasync":             params(1),
-		"fd_fdstat_set_rights":    {i32, l, l},
-		"fd_filestat_get":         params(2),
-		"fd_filestat_set_size":    {i32, l},
-		"fd_filestat_set_times":   {i32, l, l, i32},
-		"fd_pread":                {i32, i32, i32, l, i32},
-		"fd_pwrite":               {i32, i32, i32, l, i32},
-		"fd_readdir":              {i32, i32, i32, l, i32},
-		"fd_renumber":             params(2),
-		"fd_seek":                 {i32, l, i32, i32},
-		"fd_sync":                 params(1),
-		"fd_tell":                 params(2),
-		"path_create_directory":   params(3),
-		"path_filestat_get":       params(5),
-		"path_filestat_set_times": {i32, i32, i32, i32, l, l, i32},
-		"path_link":               params(7),
-		"path_open":               {i32, i32, i32, i32, i32, l, l, i32, i32},
-		"path_readlink":           params(6),
-		"path_remove_directory":   params(3),
-		"path_rename":             params(6),
-		"path_symlink":            params(5),
-		"path_unlink_file":        params(3),
-		"sock_accept":             params(3),
-		"sock_recv":               params(6),
-		"sock_send":               params(5),
-		"sock_shutdown":           params(2),
+	for _, group := range []struct {
+		names  string
+		params []api.ValueType
+	}{
+		{"fd_close fd_datasync fd_sync", params(1)},
+		{"fd_filestat_get fd_renumber fd_tell sock_shutdown", params(2)},
+		{"path_create_directory path_remove_directory path_unlink_file sock_accept", params(3)},
+		{"path_filestat_get path_symlink sock_send", params(5)},
+		{"path_readlink path_rename sock_recv", params(6)},
+		{"path_link", params(7)},
+		{"fd_filestat_set_size", []api.ValueType{i32, i64}},
+		{"fd_allocate fd_fdstat_set_rights", []api.ValueType{i32, i64, i64}},
+		{"fd_advise fd_filestat_set_times", []api.ValueType{i32, i64, i64, i32}},
+		{"fd_seek", []api.ValueType{i32, i64, i32, i32}},
+		{"fd_pread fd_pwrite fd_readdir", []api.ValueType{i32, i32, i32, i64, i32}},
+		{"path_filestat_set_times", []api.ValueType{i32, i32, i32, i32, i64, i64, i32}},
+		{"path_open", []api.ValueType{i32, i32, i32, i32, i32, i64, i64, i32, i32}},
 	} {
-		list = append(list, function{name, types, params(1), badFD})
+		for name := range strings.FieldsSeq(group.names) {
+			list = append(list, function{name, group.params, params(1), badFD})
+		}
 	}
 	return append(list, function{"proc_raise", params(1), params(1), func(_ *call, s []uint64) { s[0] = wasiNoSys }})
 }
 
-func (c *call) zeroes(a, b uint64) uint64 {
-	if !c.memory.WriteUint32Le(uint32(a), 0) || !c.memory.WriteUint32Le(uint32(b), 0) {
-		return wasiFault
+// zeroes writes 0 to each address.
+func (c *call) zeroes(addresses ...uint64) uint64 {
+	for _, at := range addresses {
+		if !c.memory.WriteUint32Le(uint32(at), 0) {
+			return wasiFault
+		}
 	}
 	return wasiOK
 }
@@ -185,14 +176,12 @@ func (c *call) poll(in, out, count, events uint32) uint64 {
 		return wasiFault
 	}
 	for i := range count {
-		event := make([]byte, 32)
-		copy(event, input[48*i:48*i+8])
-		kind := input[48*i+8]
-		if kind != 0 { // not a clock: a file
-			binary.LittleEndian.PutUint16(event[8:], wasiBadFD)
+		var event [32]byte
+		copy(event[:8], input[48*i:])
+		if event[10] = input[48*i+8]; event[10] != 0 { // not a clock: a file
+			event[8] = wasiBadFD
 		}
-		event[10] = kind
-		copy(output[32*i:], event)
+		copy(output[32*i:], event[:])
 	}
 	if !c.memory.WriteUint32Le(events, count) {
 		return wasiFault
