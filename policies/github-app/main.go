@@ -35,10 +35,10 @@ var header = encode([]byte(`{"alg":"RS256","typ":"JWT"}`))
 
 func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
 
+const appCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+
 func build(c config) (sdk.Policy, error) {
-	if c.App == "" || strings.ContainsFunc(c.App, func(r rune) bool {
-		return !(r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r == '.' || r == '_' || r == '-')
-	}) {
+	if c.App == "" || strings.Trim(c.App, appCharacters) != "" {
 		return sdk.Policy{}, errors.New(`"app" is the app's client ID, such as "Iv23liAbCdEf", or its number as text`)
 	}
 	return sdk.Policy{Request: func(r *sdk.Request) error {

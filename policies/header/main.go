@@ -29,7 +29,7 @@ func build(c config) (sdk.Policy, error) {
 	switch {
 	case c.Name == "":
 		return sdk.Policy{}, errors.New(`"name" is missing: the header's`)
-	case !isToken(c.Name):
+	case strings.Trim(c.Name, tokenCharacters) != "":
 		return sdk.Policy{}, errors.New(`"name" is not a name of a header: ` + c.Name)
 	case framing[strings.ToLower(c.Name)]:
 		return sdk.Policy{}, errors.New(`"name" is a header that the node makes itself: ` + c.Name)
@@ -46,15 +46,8 @@ func build(c config) (sdk.Policy, error) {
 	}}, nil
 }
 
-// isToken reports whether s can be a header's name (RFC 9110, 5.6.2).
-func isToken(s string) bool {
-	for _, c := range []byte(s) {
-		if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {
-			return false
-		}
-	}
-	return s != ""
-}
+// tokenCharacters are the characters of a header's name (RFC 9110, 5.6.2).
+const tokenCharacters = "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 func isText(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })

@@ -24,36 +24,26 @@ func readPath(sent string) (path string, plain bool) {
 }
 
 // matches reports whether a glob matches all of path: * is anything but a slash, **
-// anything. Its time is at most the product of their lengths, for each kind of
-// star: a path cannot make it long.
+// anything. Its time is at most the product of their lengths: a path cannot make it long.
 func matches(glob, path string) bool {
-	// state[i]: the glob's first i characters match the path so far.
-	state := make([]bool, len(glob)+1)
-	state[0] = true
-	stars(glob, state)
-	for i := range len(path) {
-		next := make([]bool, len(glob)+1)
-		for g := range len(glob) {
-			switch {
-			case glob[g] != '*':
-				next[g+1] = next[g+1] || state[g] && glob[g] == path[i]
-			case double(glob, g) || path[i] != '/':
-				next[g+1] = next[g+1] || state[g+1] // the star takes one more
+	// reached[i]: the glob so far matches the first i characters of the path.
+	reached := make([]bool, len(path)+1)
+	reached[0] = true
+	for g, c := range []byte(glob) {
+		if c != '*' {
+			for i := len(path); i > 0; i-- {
+				reached[i] = reached[i-1] && path[i-1] == c
+			}
+			reached[0] = false
+			continue
+		}
+		for i := range len(path) {
+			if reached[i] && (path[i] != '/' || double(glob, g)) {
+				reached[i+1] = true // the star takes one more
 			}
 		}
-		stars(glob, next)
-		state = next
 	}
-	return state[len(glob)]
-}
-
-// stars lets stars match nothing.
-func stars(glob string, state []bool) {
-	for g := range len(glob) {
-		if glob[g] == '*' && state[g] {
-			state[g+1] = true
-		}
-	}
+	return reached[len(path)]
 }
 
 // double reports whether the star at g is part of **.

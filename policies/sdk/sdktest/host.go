@@ -305,8 +305,16 @@ func mutable(key string) bool {
 	return key != "Content-Length"
 }
 
-// addField adds a field to a header, within the limits.
-func addField(header http.Header, key, value string) {
+func (h *host) SetHeaderValue(kind uint32, name, value string) {
+	h.RemoveHeader(kind, name)
+	h.AddHeaderValue(kind, name, value)
+}
+
+func (h *host) AddHeaderValue(kind uint32, name, value string) {
+	header, key := h.fields(kind, true), canonical(name)
+	if !mutable(key) {
+		return
+	}
 	if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
 		fail("its value of header %.40q holds a line break or another control character", key)
 	}
@@ -323,12 +331,11 @@ func addField(header http.Header, key, value string) {
 	}
 }
 
-// isToken reports whether a text is a token (RFC 9110, section 5.6.2).
-func isToken(s string) bool {
-	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return !(r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
-	})
-}
+// tokenCharacters are the characters of methods and names of headers (RFC 9110, section
+// 5.6.2).
+const tokenCharacters = "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+func isToken(s string) bool { return s != "" && strings.Trim(s, tokenCharacters) == "" }
 
 func putAll(buf []byte, texts []string) uint64 {
 	var all string
@@ -359,21 +366,6 @@ func (h *host) GetHeaderValues(kind uint32, name string, buf []byte) uint64 {
 		return putAll(buf, []string{h.host})
 	}
 	return putAll(buf, header.Values(name))
-}
-
-func (h *host) SetHeaderValue(kind uint32, name, value string) {
-	header, key := h.fields(kind, true), canonical(name)
-	if mutable(key) {
-		delete(header, key)
-		addField(header, key, value)
-	}
-}
-
-func (h *host) AddHeaderValue(kind uint32, name, value string) {
-	header, key := h.fields(kind, true), canonical(name)
-	if mutable(key) {
-		addField(header, key, value)
-	}
 }
 
 func (h *host) RemoveHeader(kind uint32, name string) {

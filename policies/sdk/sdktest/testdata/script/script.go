@@ -263,8 +263,6 @@ func execute(text string) {
 		result(abi.Node().Sandbox(buffer))
 	case "host":
 		result(abi.Node().HostName(buffer))
-	case "now":
-		noteNumber(abi.Node().Now())
 	case "kv-get":
 		result(abi.Node().KVGet(words[0], buffer))
 	case "kv-set":
