@@ -31,30 +31,24 @@ func (c *cache) used(digest string) {
 	if err != nil {
 		return // nothing is evicted; once the disk is full, code is compiled each time
 	}
-	type cached struct {
-		name string
-		size int64
-		last time.Time
-	}
-	var all []cached
+	var programs []fs.FileInfo
 	var total int64
 	for _, f := range folders {
-		info, err := f.Info()
-		if err != nil {
-			continue
+		if info, err := f.Info(); err == nil {
+			programs = append(programs, info)
+			total += size(filepath.Join(c.dir, info.Name()))
 		}
-		k := cached{f.Name(), size(filepath.Join(c.dir, f.Name())), info.ModTime()}
-		total += k.size
-		all = append(all, k)
 	}
-	slices.SortFunc(all, func(a, b cached) int { return cmp.Or(a.last.Compare(b.last), cmp.Compare(a.name, b.name)) })
-	for _, k := range all {
+	slices.SortFunc(programs, func(a, b fs.FileInfo) int {
+		return cmp.Or(a.ModTime().Compare(b.ModTime()), cmp.Compare(a.Name(), b.Name()))
+	})
+	for _, p := range programs {
 		if total <= c.limit {
 			return
 		}
-		if k.name != digest {
-			c.remove(k.name)
-			total -= k.size
+		if p.Name() != digest {
+			total -= size(filepath.Join(c.dir, p.Name()))
+			c.remove(p.Name())
 		}
 	}
 }

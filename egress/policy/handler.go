@@ -58,14 +58,8 @@ var handlerFunctions = []function{
 	{"get_header_values", params(5), []api.ValueType{i64}, func(c *call, s []uint64) {
 		s[0] = c.writeList(c.values(uint32(s[0]), c.string(s[1], s[2], maxHeaderBytes)), s[3], s[4])
 	}},
-	{"set_header_value", params(5), nil, func(c *call, s []uint64) {
-		h, w := c.fields(uint32(s[0]), true)
-		w.change(h, c.string(s[1], s[2], maxHeaderBytes), c.string(s[3], s[4], maxHeaderBytes), false)
-	}},
-	{"add_header_value", params(5), nil, func(c *call, s []uint64) {
-		h, w := c.fields(uint32(s[0]), true)
-		w.change(h, c.string(s[1], s[2], maxHeaderBytes), c.string(s[3], s[4], maxHeaderBytes), true)
-	}},
+	{"set_header_value", params(5), nil, func(c *call, s []uint64) { c.changeHeader(s, false) }},
+	{"add_header_value", params(5), nil, func(c *call, s []uint64) { c.changeHeader(s, true) }},
 	{"remove_header", params(3), nil, func(c *call, s []uint64) {
 		h, w := c.fields(uint32(s[0]), true)
 		w.remove(h, c.string(s[1], s[2], maxHeaderBytes))
@@ -149,6 +143,12 @@ func (c *call) setURI(s string) {
 	u.Opaque, u.Path, u.RawPath = "", plain, path
 	u.RawQuery, u.ForceQuery = query, found && query == ""
 	c.r.RequestURI = s
+}
+
+// changeHeader sets or adds a field.
+func (c *call) changeHeader(s []uint64, add bool) {
+	h, w := c.fields(uint32(s[0]), true)
+	w.change(h, c.string(s[1], s[2], maxHeaderBytes), c.string(s[3], s[4], maxHeaderBytes), add)
 }
 
 // fields returns the header or trailer of a kind, and its limits. change is true if the
