@@ -320,7 +320,7 @@ func (s *servers) startCalls(certificate tls.Certificate) (err error) {
 			return next(srv, stream)
 		}),
 	)
-	s.calls.RegisterService(&rpc.Service, nil)
+	rpc.Serve(s.calls)
 	go s.calls.Serve(s.callsListener) // ends in close
 	return nil
 }
