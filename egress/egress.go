@@ -239,19 +239,19 @@ func (e *Egress) Close() error {
 	e.mu.Unlock()
 	e.end()
 	endAll(attachments)
-	var errs []error
 	if e.carrier != nil {
-		errs = append(errs, e.carrier.Close())
+		e.carrier.Close()
 	}
 	if e.names != nil {
 		e.names.close()
 	}
+	var err error
 	if e.pool != nil {
-		errs = append(errs, e.pool.host.Close())
+		err = e.pool.host.Close()
 	}
 	e.PolicyLogs.Close()
 	e.Flows.Close()
-	return errors.Join(errs...)
+	return err
 }
 
 // maxEnding bounds the attachments that end concurrently. The kernel removes a network

@@ -99,19 +99,16 @@ func (c *Carrier) SetSettings(s Settings) (before *Upstreams) {
 	return before
 }
 
-// Close ends the connections of proxy clients, and all others that are intercepted. The
-// caller has ended the attachments.
-func (c *Carrier) Close() error {
+// Close ends the connections of proxy clients. The caller has ended the attachments.
+func (c *Carrier) Close() {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
 	c.end()
 	c.sessions.Wait()
-	err := c.server.Close()
 	if s := c.settings.Load(); s != nil {
 		s.Upstreams.Close()
 	}
-	return err
 }
 
 // newFlow returns a unique name for a connection.

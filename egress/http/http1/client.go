@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/textproto"
@@ -218,12 +219,7 @@ func (t *exchange) writeHead() error {
 	case hasBody && (r.ContentLength < 0 || len(r.Trailer) > 0):
 		_, _ = w.WriteString("Transfer-Encoding: chunked\r\n")
 		if len(r.Trailer) > 0 {
-			names := make([]string, 0, len(r.Trailer))
-			for name := range r.Trailer {
-				names = append(names, name)
-			}
-			slices.Sort(names)
-			writeField(w, "Trailer", strings.Join(names, ","))
+			writeField(w, "Trailer", strings.Join(slices.Sorted(maps.Keys(r.Trailer)), ","))
 		}
 	case hasBody:
 		writeField(w, "Content-Length", strconv.FormatInt(r.ContentLength, 10))

@@ -16,14 +16,14 @@ import (
 	"testing"
 )
 
-// dialled is a client connection to a server that a test implements.
-type dialled struct {
+// testConn is a client connection to a server that a test implements.
+type testConn struct {
 	*Conn
 	reusable chan bool // receives the result of each exchange that has ended
 }
 
 // dial connects to a server. serve implements it; the connection ends when serve returns.
-func dial(t *testing.T, serve func(conn net.Conn, r *bufio.Reader)) *dialled {
+func dial(t *testing.T, serve func(conn net.Conn, r *bufio.Reader)) *testConn {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -49,7 +49,7 @@ func dial(t *testing.T, serve func(conn net.Conn, r *bufio.Reader)) *dialled {
 		conn.Close()
 		<-ended
 	})
-	return &dialled{NewConn(raw, raw, 8<<10), make(chan bool, 8)}
+	return &testConn{NewConn(raw, raw, 8<<10), make(chan bool, 8)}
 }
 
 func newRequest(ctx context.Context, method, path string, body io.Reader, length int64) *http.Request {
@@ -60,12 +60,12 @@ func newRequest(ctx context.Context, method, path string, body io.Reader, length
 	return r.WithContext(ctx)
 }
 
-func (d *dialled) send(r *http.Request) (*http.Response, error) {
+func (d *testConn) send(r *http.Request) (*http.Response, error) {
 	return d.RoundTrip(r, func(int, textproto.MIMEHeader) error { return nil }, func(reusable bool) { d.reusable <- reusable })
 }
 
 // read sends a request and returns the body of its response.
-func (d *dialled) read(r *http.Request) (string, error) {
+func (d *testConn) read(r *http.Request) (string, error) {
 	res, err := d.send(r)
 	if err != nil {
 		return "", err
@@ -76,18 +76,18 @@ func (d *dialled) read(r *http.Request) (string, error) {
 }
 
 // expect reads a request, fails the test unless it is want, and sends a response.
-func expect(t *testing.T, conn net.Conn, r *bufio.Reader, want, answer string) {
+func expect(t *testing.T, conn net.Conn, r *bufio.Reader, want, response string) {
 	t.Helper()
 	got := make([]byte, len(want))
 	if _, err := io.ReadFull(r, got); err != nil || string(got) != want {
 		t.Errorf("the server reads %.200q, %v, want %.200q", got, err, want)
 	}
-	io.WriteString(conn, answer)
+	io.WriteString(conn, response)
 }
 
 const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
-func TestRequestsAsTheyAreSent(t *testing.T) {
+func TestRequestsOnTheWire(t *testing.T) {
 	d := dial(t, func(conn net.Conn, r *bufio.Reader) {
 		expect(t, conn, r, "GET /a%20b HTTP/1.1\r\nHost: a.example\r\nA: 1\r\nB: 2\r\nB: 3\r\n\r\n", ok)
 		expect(t, conn, r, "POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 0\r\n\r\n", ok)
@@ -117,7 +117,7 @@ func TestRequestsAsTheyAreSent(t *testing.T) {
 }
 
 // A request that would inject another one, or a part of one, is not sent.
-func TestRequestsThatCannotBeSent(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	for name, change := range map[string]func(r *http.Request){
 		"value":  func(r *http.Request) { r.Header.Set("X", "a\r\nY: b") },
 		"name":   func(r *http.Request) { r.Header["X: y\r\nZ"] = []string{"a"} },
@@ -142,8 +142,8 @@ func TestRequestsThatCannotBeSent(t *testing.T) {
 	}
 }
 
-func TestResponsesThatAreRefused(t *testing.T) {
-	for name, answer := range map[string]string{
+func TestInvalidResponses(t *testing.T) {
+	for name, response := range map[string]string{
 		"nothing":           "",
 		"no HTTP":           "SSH-2.0\r\n",
 		"half a head":       "HTTP/1.1 200 OK\r\nX",
@@ -156,7 +156,7 @@ func TestResponsesThatAreRefused(t *testing.T) {
 	} {
 		d := dial(t, func(conn net.Conn, r *bufio.Reader) {
 			http.ReadRequest(r)
-			io.WriteString(conn, answer)
+			io.WriteString(conn, response)
 		})
 		if body, err := d.read(newRequest(t.Context(), "GET", "/", nil, 0)); err == nil || errors.Is(err, ErrStale) || <-d.reusable {
 			t.Errorf("%s: %q, %v", name, body, err)
@@ -165,10 +165,10 @@ func TestResponsesThatAreRefused(t *testing.T) {
 }
 
 // A connection is reused only if the next response cannot belong to another request.
-func TestWhenAConnectionIsKept(t *testing.T) {
+func TestConnectionReuse(t *testing.T) {
 	for name, c := range map[string]struct {
-		answer string
-		want   bool
+		response string
+		want     bool
 	}{
 		"of a length":   {ok, true},
 		"chunked":       {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", true},
@@ -179,19 +179,19 @@ func TestWhenAConnectionIsKept(t *testing.T) {
 	} {
 		d := dial(t, func(conn net.Conn, r *bufio.Reader) {
 			http.ReadRequest(r)
-			io.WriteString(conn, c.answer)
+			io.WriteString(conn, c.response)
 		})
 		if body, err := d.read(newRequest(t.Context(), "GET", "/", nil, 0)); body != "ok" || err != nil {
 			t.Errorf("%s: %q, %v", name, body, err)
 		}
 		if got := <-d.reusable; got != c.want {
-			t.Errorf("%s: kept %v", name, got)
+			t.Errorf("%s: reusable %v", name, got)
 		}
 	}
 }
 
-func TestConnectionThatIsNotAlive(t *testing.T) {
-	for name, after := range map[string]string{"closed": "", "unasked": ok} {
+func TestUnusableConnectionIsDropped(t *testing.T) {
+	for name, after := range map[string]string{"closed": "", "unsolicited": ok} {
 		sent := make(chan struct{})
 		d := dial(t, func(conn net.Conn, r *bufio.Reader) {
 			http.ReadRequest(r)
@@ -212,7 +212,7 @@ func TestConnectionThatIsNotAlive(t *testing.T) {
 }
 
 // Data after a response in the same TLS record is unsolicited, too.
-func TestConnectionWithMoreInItsTLS(t *testing.T) {
+func TestConnectionWithBufferedTLSDataIsDropped(t *testing.T) {
 	const size = 12 << 10                // large enough that the rest is read past the buffer
 	server := httptest.NewTLSServer(nil) // for its certificate
 	defer server.Close()
@@ -256,7 +256,7 @@ func TestStaleConnection(t *testing.T) {
 }
 
 func TestResponseBeforeTheEndOfTheBody(t *testing.T) {
-	for _, answered := range []bool{true, false} {
+	for _, responded := range []bool{true, false} {
 		more, uploaded := io.Pipe()
 		d := dial(t, func(conn net.Conn, r *bufio.Reader) {
 			expect(t, conn, r, "POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n", ok)
@@ -267,21 +267,21 @@ func TestResponseBeforeTheEndOfTheBody(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if answered { // sends the rest, and then reads the response
+		if responded { // sends the rest, and then reads the response
 			io.WriteString(uploaded, "b")
 			uploaded.Close()
 		}
 		if body, err := io.ReadAll(res.Body); string(body) != "ok" || err != nil {
 			t.Errorf("%q, %v", body, err)
 		}
-		if <-d.reusable != answered {
-			t.Errorf("the upload ended: %v, kept otherwise", answered)
+		if <-d.reusable != responded {
+			t.Errorf("the upload ended: %v; reusable: %v", responded, !responded)
 		}
 		uploaded.Close()
 	}
 }
 
-func TestBodyThatBreaksEndsTheRequest(t *testing.T) {
+func TestBrokenBodyEndsTheRequest(t *testing.T) {
 	d := dial(t, func(_ net.Conn, r *bufio.Reader) { io.Copy(io.Discard, r) })
 	more, uploaded := io.Pipe()
 	broken := errors.New("broken")
@@ -294,13 +294,13 @@ func TestBodyThatBreaksEndsTheRequest(t *testing.T) {
 	}
 }
 
-func TestCancelledRequest(t *testing.T) {
-	for _, answer := range []string{"", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok"} {
+func TestCanceledRequest(t *testing.T) {
+	for _, response := range []string{"", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		arrived := make(chan struct{})
 		d := dial(t, func(conn net.Conn, r *bufio.Reader) {
 			http.ReadRequest(r)
-			io.WriteString(conn, answer)
+			io.WriteString(conn, response)
 			close(arrived)
 			io.Copy(io.Discard, r)
 		})
@@ -309,12 +309,12 @@ func TestCancelledRequest(t *testing.T) {
 			cancel()
 		}()
 		if _, err := d.read(newRequest(ctx, "GET", "/", nil, 0)); !errors.Is(err, context.Canceled) || <-d.reusable {
-			t.Errorf("%q: %v", answer, err)
+			t.Errorf("%q: %v", response, err)
 		}
 	}
 }
 
-func TestOtherProtocolKeepsWhatWasRead(t *testing.T) {
+func TestSwitchedConnectionHasBufferedData(t *testing.T) {
 	d := dial(t, func(conn net.Conn, r *bufio.Reader) {
 		http.ReadRequest(r)
 		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nhello")
@@ -332,6 +332,6 @@ func TestOtherProtocolKeepsWhatWasRead(t *testing.T) {
 	}
 	both.Close()
 	if <-d.reusable {
-		t.Error("the connection is kept")
+		t.Error("the connection is reusable")
 	}
 }

@@ -2,6 +2,7 @@ package http1
 
 import (
 	"container/list"
+	"slices"
 	"sync"
 	"time"
 )
@@ -56,10 +57,7 @@ func (p *Pool) pop(key string) *Conn {
 
 // remove removes the connection at index i of its key. p.mu is held.
 func (p *Pool) remove(k *idleConn, i int) {
-	waiting := p.byKey[k.key]
-	copy(waiting[i:], waiting[i+1:])
-	waiting[len(waiting)-1] = nil
-	if waiting = waiting[:len(waiting)-1]; len(waiting) == 0 {
+	if waiting := slices.Delete(p.byKey[k.key], i, i+1); len(waiting) == 0 {
 		delete(p.byKey, k.key)
 	} else {
 		p.byKey[k.key] = waiting

@@ -43,7 +43,8 @@ func (c *serverConn) readRequest() (*http.Request, error) {
 	if err != nil {
 		return nil, c.headError(err)
 	}
-	method, target, version, ok := cutLine(line)
+	method, rest, _ := strings.Cut(line, " ")
+	target, version, ok := strings.Cut(rest, " ")
 	if !ok || !httpguts.ValidHeaderFieldName(method) { // both are tokens
 		return nil, malformed("request line")
 	}
@@ -112,20 +113,13 @@ func fields(lines *textproto.Reader) (http.Header, error) {
 
 // headError converts a parser's error to a *RequestError, and returns other errors unchanged.
 func (c *serverConn) headError(err error) error {
-	var protocol textproto.ProtocolError
-	switch {
-	case errors.Is(err, errTooLarge):
+	if errors.Is(err, errTooLarge) {
 		return &RequestError{Status: http.StatusRequestHeaderFieldsTooLarge, Reason: http.StatusText(http.StatusRequestHeaderFieldsTooLarge)}
-	case errors.As(err, &protocol):
+	}
+	if _, ok := errors.AsType[textproto.ProtocolError](err); ok {
 		return malformed("header")
 	}
 	return err
-}
-
-func cutLine(line string) (method, target, version string, ok bool) {
-	method, rest, ok1 := strings.Cut(line, " ")
-	target, version, ok2 := strings.Cut(rest, " ")
-	return method, target, version, ok1 && ok2
 }
 
 func parseTarget(r *http.Request) *RequestError {

@@ -46,8 +46,13 @@ type Server struct {
 // or earlier to end it.
 func (s *Server) Serve(ctx context.Context, conn net.Conn, in io.Reader) {
 	c := newServerConn(s, conn, in)
-	defer c.release()
 	for c.serve(ctx) {
+	}
+	if !c.w.hijacked {
+		c.r.Reset(nil)
+		readers.Put(c.r)
+		c.w.out.Reset(nil)
+		writers.Put(c.w.out)
 	}
 }
 
@@ -82,17 +87,6 @@ func newServerConn(s *Server, conn net.Conn, in io.Reader) *serverConn {
 	c.w.c, c.w.out = c, writers.Get().(*bufio.Writer)
 	c.w.out.Reset(conn)
 	return c
-}
-
-// release returns the buffers to their pools, unless the connection was hijacked.
-func (c *serverConn) release() {
-	if c.w.hijacked {
-		return
-	}
-	c.r.Reset(nil)
-	readers.Put(c.r)
-	c.w.out.Reset(nil)
-	writers.Put(c.w.out)
 }
 
 // serve serves one request and reports whether another may follow.

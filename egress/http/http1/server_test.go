@@ -68,7 +68,7 @@ var streams = map[string]struct {
 	"a chunk that is too long": {chunked + "3\r\nabcd\n" + both, 0, false},
 	"a chunk with a space":     {chunked + "5 ;x\r\n" + both, 0, false},
 	"a chunk of 17 digits":     {chunked + "00000000000000000\r\n\r\n" + both, 0, false},
-	"more beside than data":    {chunked + strings.Repeat("1;"+strings.Repeat("x", 1<<10)+"\r\na\r\n", 17) + "0\r\n\r\n" + both, 0, false},
+	"more overhead than data":  {chunked + strings.Repeat("1;"+strings.Repeat("x", 1<<10)+"\r\na\r\n", 17) + "0\r\n\r\n" + both, 0, false},
 	"a long line":              {chunked + "0;" + strings.Repeat("x", 4<<10) + "\r\n\r\n" + both, 0, false},
 	"a bad trailer":            {chunked + "0\r\nno trailer\r\n\r\n" + both, 0, false},
 	"trailers of 3 KiB":        {chunked + "0\r\nX: " + strings.Repeat("x", 3<<10) + "\r\n\r\n" + both, 1, true},
@@ -108,7 +108,7 @@ func serve(sent []byte, piece int) (served []request, refused *RequestError) {
 	return served, refused
 }
 
-func TestOnlyRequestsWithOneEndAreServed(t *testing.T) {
+func TestAmbiguousRequestsAreRefused(t *testing.T) {
 	for name, c := range streams {
 		for _, piece := range []int{1, 2, 3, 7, 64, 4096, 1 << 20} {
 			served, refused := serve([]byte(c.sent), piece)
@@ -120,7 +120,7 @@ func TestOnlyRequestsWithOneEndAreServed(t *testing.T) {
 }
 
 // A reason is logged, and a request that cannot be parsed may contain a secret.
-func TestReasonsQuoteNothing(t *testing.T) {
+func TestReasonsDoNotQuoteTheRequest(t *testing.T) {
 	for _, sent := range []string{
 		"GET /?canary\r\n\r\n",
 		"GET http://%zz/canary HTTP/1.1\r\n" + host + "\r\n",
@@ -230,10 +230,10 @@ func start(t *testing.T, handler http.HandlerFunc) *started {
 func (s *started) ask(t *testing.T, text, method string) (*http.Response, string) {
 	t.Helper()
 	io.WriteString(s, text)
-	return s.answer(t, method)
+	return s.response(t, method)
 }
 
-func (s *started) answer(t *testing.T, method string) (*http.Response, string) {
+func (s *started) response(t *testing.T, method string) (*http.Response, string) {
 	t.Helper()
 	res, err := http.ReadResponse(s.r, &http.Request{Method: method})
 	if err != nil {
@@ -263,12 +263,12 @@ func TestResponses(t *testing.T) {
 			w.Header().Set("Content-Length", fmt.Sprint(len(long)))
 			io.WriteString(w, long)
 		}, get, fmt.Sprintf("200 Content-Length: %d|Content-Type: text/plain; charset=utf-8|", len(long)) + long},
-		"HEAD":      {func(w http.ResponseWriter) { w.Header().Set("Content-Length", "5"); io.WriteString(w, "short") }, "HEAD" + get[3:], "200 Content-Length: 5|"},
-		"204":       {func(w http.ResponseWriter) { w.Header().Set("Content-Length", "5"); w.WriteHeader(204) }, get, "204 "},
-		"304":       {func(w http.ResponseWriter) { w.Header().Set("Content-Length", "5"); w.WriteHeader(304) }, get, "304 Content-Length: 5|"},
-		"HTTP/1.0":  {func(w http.ResponseWriter) { io.WriteString(w, long) }, "GET / HTTP/1.0\r\n\r\n", "200 Connection: close|Content-Type: text/plain; charset=utf-8|" + long},
-		"kept, 1.0": {func(w http.ResponseWriter) { io.WriteString(w, "short") }, "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "200 Connection: keep-alive|Content-Length: 5|Content-Type: text/plain; charset=utf-8|short"},
-		"closed":    {func(w http.ResponseWriter) { w.Header().Set("Connection", "close") }, get, "200 Connection: close|Content-Length: 0|"},
+		"HEAD":        {func(w http.ResponseWriter) { w.Header().Set("Content-Length", "5"); io.WriteString(w, "short") }, "HEAD" + get[3:], "200 Content-Length: 5|"},
+		"204":         {func(w http.ResponseWriter) { w.Header().Set("Content-Length", "5"); w.WriteHeader(204) }, get, "204 "},
+		"304":         {func(w http.ResponseWriter) { w.Header().Set("Content-Length", "5"); w.WriteHeader(304) }, get, "304 Content-Length: 5|"},
+		"HTTP/1.0":    {func(w http.ResponseWriter) { io.WriteString(w, long) }, "GET / HTTP/1.0\r\n\r\n", "200 Connection: close|Content-Type: text/plain; charset=utf-8|" + long},
+		"reused, 1.0": {func(w http.ResponseWriter) { io.WriteString(w, "short") }, "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "200 Connection: keep-alive|Content-Length: 5|Content-Type: text/plain; charset=utf-8|short"},
+		"closed":      {func(w http.ResponseWriter) { w.Header().Set("Connection", "close") }, get, "200 Connection: close|Content-Length: 0|"},
 		"a line break": {func(w http.ResponseWriter) {
 			w.Header()["X"] = []string{"a\r\nY: b"}
 			w.Header()["Bad name"] = []string{"x"}
@@ -312,16 +312,16 @@ func TestTrailersAndInformationalResponses(t *testing.T) {
 		w.Header().Set(http.TrailerPrefix+"X-Not", "2")
 	})
 	io.WriteString(s, "POST / HTTP/1.1\r\n"+host+"Transfer-Encoding: chunked\r\nTrailer: x-sent\r\n\r\n4\r\nbody\r\n0\r\nX-Sent: 1\r\n\r\n")
-	if hints, _ := s.answer(t, "POST"); hints.StatusCode != 103 || hints.Header.Get("Link") != "</a>" {
+	if hints, _ := s.response(t, "POST"); hints.StatusCode != 103 || hints.Header.Get("Link") != "</a>" {
 		t.Errorf("got %v", hints)
 	}
-	res, body := s.answer(t, "POST")
+	res, body := s.response(t, "POST")
 	if body != "body" || res.Header.Get("Link") != "" || res.Trailer.Get("X-Announced") != "1" || res.Trailer.Get("X-Not") != "2" {
 		t.Errorf("got %v, trailers %v", res, res.Trailer)
 	}
 }
 
-func TestContinueIsSaidWhenTheBodyIsRead(t *testing.T) {
+func TestContinueIsSentWhenTheBodyIsRead(t *testing.T) {
 	s := start(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/read" {
 			io.Copy(w, r.Body)
@@ -329,7 +329,7 @@ func TestContinueIsSaidWhenTheBodyIsRead(t *testing.T) {
 	})
 	const rest = " HTTP/1.1\r\n" + host + "Expect: 100-continue\r\nContent-Length: 4\r\n\r\n"
 	io.WriteString(s, "POST /read"+rest)
-	if res, _ := s.answer(t, "POST"); res.StatusCode != 100 {
+	if res, _ := s.response(t, "POST"); res.StatusCode != 100 {
 		t.Errorf("got %v", res)
 	}
 	if res, body := s.ask(t, "body", "POST"); res.StatusCode != 200 || body != "body" {
@@ -354,7 +354,7 @@ func TestUnreadBodies(t *testing.T) {
 	}
 	fmt.Fprintf(s, "POST /end HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n", host, 1<<30)
 	go io.Copy(s, io.LimitReader(zeros{}, 64<<20))
-	if _, body := s.answer(t, "POST"); body != "/end" {
+	if _, body := s.response(t, "POST"); body != "/end" {
 		t.Errorf("got %q", body)
 	}
 	<-s.ended
@@ -399,7 +399,7 @@ type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
-func TestContextEndsWhenTheClientLeaves(t *testing.T) {
+func TestContextEndsWhenTheClientDisconnects(t *testing.T) {
 	for name, request := range map[string]string{"no body": get, "a body": chunked + "1\r\na\r\n0\r\n\r\n"} {
 		left := make(chan error, 1)
 		s := start(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -417,7 +417,7 @@ func TestContextEndsWhenTheClientLeaves(t *testing.T) {
 
 // A request that arrives while the server watches for a disconnect during the previous
 // one is not lost.
-func TestRequestsInAPipeline(t *testing.T) {
+func TestPipelinedRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
 		ended := make(chan struct{})
@@ -436,7 +436,7 @@ func TestRequestsInAPipeline(t *testing.T) {
 		time.Sleep(2 * watchAfter)
 		go io.WriteString(here, strings.Repeat(strings.Replace(get, "/", "/next", 1), 3))
 		for _, want := range []string{"/first", "/next", "/next", "/next"} {
-			if _, body := client.answer(t, "GET"); body != want {
+			if _, body := client.response(t, "GET"); body != want {
 				t.Errorf("got %q, want %q", body, want)
 			}
 		}
@@ -445,7 +445,7 @@ func TestRequestsInAPipeline(t *testing.T) {
 	})
 }
 
-func TestAbortedAndShortResponsesAreNotTakenForWhole(t *testing.T) {
+func TestAbortedAndShortResponsesEndTheConnection(t *testing.T) {
 	for name, handler := range map[string]http.HandlerFunc{
 		"aborted": func(w http.ResponseWriter, _ *http.Request) {
 			io.WriteString(w, "part")
@@ -470,7 +470,7 @@ func TestAbortedAndShortResponsesAreNotTakenForWhole(t *testing.T) {
 	}
 }
 
-func TestHijackedConnectionKeepsWhatWasRead(t *testing.T) {
+func TestHijackedConnectionHasBufferedData(t *testing.T) {
 	s := start(t, func(w http.ResponseWriter, r *http.Request) {
 		conn, buffered, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -478,10 +478,10 @@ func TestHijackedConnectionKeepsWhatWasRead(t *testing.T) {
 			return
 		}
 		line, _ := buffered.ReadString('\n')
-		io.WriteString(conn, "heard "+line)
+		io.WriteString(conn, "received "+line)
 	})
 	io.WriteString(s, get+"more\n")
-	if line, _ := s.r.ReadString('\n'); line != "heard more\n" {
+	if line, _ := s.r.ReadString('\n'); line != "received more\n" {
 		t.Errorf("got %q", line)
 	}
 }

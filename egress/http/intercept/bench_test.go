@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -17,7 +19,9 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/network/dial"
+	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/egress/tls/ca"
+	"github.com/doze-run/doze/runtime/store"
 )
 
 var small = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -35,10 +39,10 @@ func get(b *testing.B, addr string, cfg *tls.Config) func() {
 	}
 	b.Cleanup(func() { conn.Close() })
 	request := []byte("GET / HTTP/1.1\r\nHost: " + host + "\r\n\r\n")
-	answer := make([]byte, 4096)
+	response := make([]byte, 4096)
 	return func() {
 		conn.Write(request)
-		if _, err := conn.Read(answer); err != nil { // header and body in one record
+		if _, err := conn.Read(response); err != nil { // header and body in one record
 			b.Error(err)
 		}
 	}
@@ -76,7 +80,7 @@ func BenchmarkSmallGets(b *testing.B) {
 			cfg := &tls.Config{ServerName: host, RootCAs: r.trust, NextProtos: []string{"http/1.1"}}
 			addr := r.addr
 			if how == "direct" {
-				addr, cfg.RootCAs = r.upstream.Listener.Addr().String(), upstreamRoots(b)
+				addr, cfg.RootCAs = r.upstream.Listener.Addr().String(), upstreamCA().Pool()
 			}
 			const connections = 32
 			var left atomic.Int64
@@ -111,7 +115,7 @@ func BenchmarkAddedLatency(b *testing.B) {
 	drain(r)
 	defer close(r.results)
 	through := get(b, r.addr, &tls.Config{ServerName: host, RootCAs: r.trust, NextProtos: []string{"http/1.1"}})
-	past := get(b, r.upstream.Listener.Addr().String(), &tls.Config{ServerName: host, RootCAs: upstreamRoots(b), NextProtos: []string{"http/1.1"}})
+	past := get(b, r.upstream.Listener.Addr().String(), &tls.Config{ServerName: host, RootCAs: upstreamCA().Pool(), NextProtos: []string{"http/1.1"}})
 	p50 := func(one func()) time.Duration {
 		all := make([]time.Duration, 2000)
 		for i := range all {
@@ -164,7 +168,7 @@ func BenchmarkLargeBody(b *testing.B) {
 				major = 1
 			}
 			if c.direct {
-				r.addr, r.trust = r.upstream.Listener.Addr().String(), upstreamRoots(b)
+				r.addr, r.trust = r.upstream.Listener.Addr().String(), upstreamCA().Pool()
 			}
 			client := r.client(major)
 			b.SetBytes(size)
@@ -207,11 +211,34 @@ type copying struct{ mask }
 
 func (copying) Body(r io.Reader) io.Reader { return struct{ io.Reader }{r} }
 
+// mustAuthority returns a node's authority.
+func mustAuthority() *ca.Authority {
+	dir, err := os.MkdirTemp("", "seal-*")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	key, err := seal.Open(filepath.Join(dir, "seal.key"))
+	if err != nil {
+		panic(err)
+	}
+	docs, err := store.OpenInMemory()
+	if err != nil {
+		panic(err)
+	}
+	defer docs.Close()
+	a, err := ca.Open(context.Background(), ca.Config{Documents: docs, Key: key, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
+
 // BenchmarkFirstRequestToAHost measures the first request of a sandbox to an upstream:
 // its leaf certificate and two handshakes.
 func BenchmarkFirstRequestToAHost(b *testing.B) {
 	upstream := start(b, small)
-	f := NewUpstream(UpstreamConfig{RootCAs: upstreamRoots(b), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
+	f := NewUpstream(UpstreamConfig{RootCAs: upstreamCA().Pool(), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", upstream.upstream.Listener.Addr().String())
 	}})
 	defer f.Close()
@@ -239,7 +266,6 @@ func BenchmarkFirstRequestToAHost(b *testing.B) {
 		b.StopTimer()
 		cancel()
 		<-served
-		s.Close()
 		b.StartTimer()
 	}
 }

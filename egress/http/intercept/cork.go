@@ -6,13 +6,7 @@ import (
 	"sync"
 )
 
-// corker gathers writes to a client's connection, see wire.
-type corker interface {
-	Cork()
-	Uncork() error
-}
-
-// writer is the ResponseWriter of an HTTP/1.1 connection. It implements corker.
+// writer is the ResponseWriter of an HTTP/1.1 connection.
 type writer struct {
 	http.ResponseWriter
 	wire *wire
@@ -20,12 +14,6 @@ type writer struct {
 
 // Unwrap implements the interface that http.ResponseController requires.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// Cork implements corker.
-func (w *writer) Cork() { w.wire.Cork() }
-
-// Uncork implements corker.
-func (w *writer) Uncork() error { return w.wire.Uncork() }
 
 // maxGathered limits the bytes that a wire holds back: two packets of a sandbox's
 // network, whose MTU is 65,520.
@@ -48,7 +36,7 @@ type wire struct {
 	gathered *[]byte // nil: writes are sent immediately
 }
 
-// Write implements net.Conn. After Cork it may hold back b; then Uncork sends b, and
+// Write implements net.Conn. After cork it may hold back b; then uncork sends b, and
 // returns the error of sending it.
 func (w *wire) Write(b []byte) (int, error) {
 	w.mu.Lock()
@@ -68,9 +56,9 @@ func (w *wire) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Cork holds back written bytes until Uncork. The caller's response must be the only one
+// cork holds back written bytes until uncork. The caller's response must be the only one
 // on the connection, and have more to write.
-func (w *wire) Cork() {
+func (w *wire) cork() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gathered == nil {
@@ -78,8 +66,8 @@ func (w *wire) Cork() {
 	}
 }
 
-// Uncork sends the bytes that were held back. Later writes are sent immediately.
-func (w *wire) Uncork() error {
+// uncork sends the bytes that were held back. Later writes are sent immediately.
+func (w *wire) uncork() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gathered == nil {

@@ -28,10 +28,10 @@ var buffers = sync.Pool{New: func() any { return new([2 * recordSize]byte) }}
 
 // download is the body of a response on its way to the client.
 type download struct {
-	from   io.Reader
-	to     http.ResponseWriter
-	flush  *http.ResponseController // nil: buffered bytes may wait for more
-	corker corker                   // nil: other responses may share the client's connection
+	from  io.Reader
+	to    http.ResponseWriter
+	flush *http.ResponseController // nil: buffered bytes may wait for more
+	wire  *wire                    // the client's connection; nil if other responses may share it
 	// close interrupts a blocked Read of from. from is not read after run.
 	close func() error
 	ahead chan struct{} // has an element for each body that is read ahead
@@ -118,9 +118,9 @@ func (d *download) readAhead() error {
 // sendAll sends the bytes that are read ahead as they arrive, and returns the error that
 // ended the body. While more of it is available, writes are gathered.
 func (d *download) sendAll(a *ahead) (err error) {
-	if d.corker != nil {
+	if d.wire != nil {
 		defer func() {
-			if failed := d.corker.Uncork(); failed != nil && err == io.EOF {
+			if failed := d.wire.uncork(); failed != nil && err == io.EOF {
 				err = disconnected(failed)
 			}
 		}()
@@ -129,8 +129,8 @@ func (d *download) sendAll(a *ahead) (err error) {
 		b, err := a.next(false)
 		if len(b) == 0 && err == nil {
 			d.sendNow()
-			if d.corker != nil {
-				if err := d.corker.Uncork(); err != nil {
+			if d.wire != nil {
+				if err := d.wire.uncork(); err != nil {
 					return disconnected(err)
 				}
 			}
@@ -139,8 +139,8 @@ func (d *download) sendAll(a *ahead) (err error) {
 		if err != nil {
 			return err
 		}
-		if d.corker != nil {
-			d.corker.Cork()
+		if d.wire != nil {
+			d.wire.cork()
 		}
 		if err := d.send(b); err != nil {
 			return err

@@ -14,7 +14,7 @@ import (
 
 // The body of a large response is read ahead, and its pieces are gathered. Neither may
 // delay data that has arrived while no more follows.
-func TestLargeAnswerArrivesAsFarAsItCame(t *testing.T) {
+func TestLargeResponseIsNotDelayed(t *testing.T) {
 	first, rest := make([]byte, readAheadAfter+5*aheadSize+7), make([]byte, 3*aheadSize+11)
 	_, _ = rand.Read(first)
 	_, _ = rand.Read(rest)
@@ -41,7 +41,7 @@ func TestLargeAnswerArrivesAsFarAsItCame(t *testing.T) {
 				_, err = io.ReadFull(res.Body, got)
 				close(goOn)
 				if err != nil || !bytes.Equal(got, first) {
-					t.Fatalf("what came first: %v", err)
+					t.Fatalf("the first bytes: %v", err)
 				}
 				if got, err = io.ReadAll(res.Body); err != nil || !bytes.Equal(got, rest) {
 					t.Errorf("the rest: %d bytes, %v", len(got), err)
@@ -60,7 +60,7 @@ func TestLargeAnswerArrivesAsFarAsItCame(t *testing.T) {
 // crowded occupies all slots for reading ahead.
 func crowded(r *rig, _ *Destination, _ *UpstreamConfig) { r.crowded = true }
 
-func TestLargeAnswerEndsWithItsClient(t *testing.T) {
+func TestLargeResponseEndsWithItsClient(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		ended := make(chan error, 1)
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -88,7 +88,7 @@ func TestLargeAnswerEndsWithItsClient(t *testing.T) {
 	})
 }
 
-func TestLargeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
+func TestBrokenLargeResponseIsAborted(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write(make([]byte, 2*readAheadAfter))
@@ -101,7 +101,7 @@ func TestLargeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
 			res.Body.Close()
 		}
 		if err == nil {
-			t.Error("the client takes it for all of the answer")
+			t.Error("the client considers the response complete")
 		}
 		var f *Failure
 		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != problem.UpstreamDisconnected || result.Status != 200 {
@@ -125,10 +125,10 @@ func (r *noted) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestWireGathersUntilRelease(t *testing.T) {
+func TestWireGathersUntilUncork(t *testing.T) {
 	to := &noted{}
 	w := &wire{Conn: to}
-	w.Cork()
+	w.cork()
 	var sent []byte
 	for i, size := range []int{1, recordSize, maxGathered - recordSize, 10, 2 * maxGathered, 3} {
 		b := bytes.Repeat([]byte{byte('a' + i)}, size)
@@ -140,7 +140,7 @@ func TestWireGathersUntilRelease(t *testing.T) {
 			t.Error("it was not gathered")
 		}
 	}
-	if err := w.Uncork(); err != nil {
+	if err := w.uncork(); err != nil {
 		t.Fatal(err)
 	}
 	if got := bytes.Join(to.writes, nil); !bytes.Equal(got, sent) {
@@ -148,12 +148,12 @@ func TestWireGathersUntilRelease(t *testing.T) {
 	}
 	before := len(to.writes)
 	if _, _ = w.Write([]byte("x")); len(to.writes) != before+1 {
-		t.Error("it still gathers after release")
+		t.Error("it still gathers after uncork")
 	}
-	w.Cork()
+	w.cork()
 	_, _ = w.Write([]byte("y"))
 	to.err = net.ErrClosed
-	if err := w.Uncork(); !errors.Is(err, net.ErrClosed) {
+	if err := w.uncork(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("release: %v", err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 const secret = "TOPSECRET"
@@ -87,7 +88,7 @@ var encoders = map[string]func(io.Writer) io.WriteCloser{
 	},
 }
 
-func TestFilterSeesAllThatComesBack(t *testing.T) {
+func TestFilterGetsTheWholeResponse(t *testing.T) {
 	for coding, encode := range encoders {
 		t.Run(coding, func(t *testing.T) {
 			r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -113,14 +114,14 @@ func TestFilterSeesAllThatComesBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if answer := string(all); strings.Contains(answer, secret) || strings.Count(answer, "*********") < 3 || coding != "identity" && strings.Contains(answer, "Content-Encoding") {
-				t.Errorf("%q", answer)
+			if text := string(all); strings.Contains(text, secret) || strings.Count(text, "*********") < 3 || coding != "identity" && strings.Contains(text, "Content-Encoding") {
+				t.Errorf("%q", text)
 			}
 			res, err := r.client(2).Get("https://" + host + "/")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if body := read(t, res); body != "before ********* after" || res.Header.Get("X-Echo") != "*********" || res.Trailer.Get("X-Sum") != "*********" || res.Trailer.Get("X-Late") != "*********" {
+			if body := testkit.Body(t, res); body != "before ********* after" || res.Header.Get("X-Echo") != "*********" || res.Trailer.Get("X-Sum") != "*********" || res.Trailer.Get("X-Late") != "*********" {
 				t.Errorf("%q %v %v", body, res.Header, res.Trailer)
 			}
 		})
@@ -128,7 +129,7 @@ func TestFilterSeesAllThatComesBack(t *testing.T) {
 }
 
 // A decoder must not hold back an event until the next one.
-func TestDecodedEventsComeAtOnce(t *testing.T) {
+func TestDecodedEventsAreNotDelayed(t *testing.T) {
 	for _, coding := range []string{"gzip", "deflate", "br", "zstd"} {
 		t.Run(coding, func(t *testing.T) {
 			more := make(chan string)
@@ -154,7 +155,7 @@ func TestDecodedEventsComeAtOnce(t *testing.T) {
 	}
 }
 
-func TestWhatAFilterCannotReadIsRefused(t *testing.T) {
+func TestUnreadableResponsesAreRefused(t *testing.T) {
 	for name, handler := range map[string]http.HandlerFunc{
 		"echo":    func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Encoding", secret) },
 		"coding":  func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Encoding", "compress") },
@@ -170,14 +171,14 @@ func TestWhatAFilterCannotReadIsRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if body := read(t, res); res.StatusCode != 502 || !strings.Contains(body, problem.UpstreamResponseUnreadable.String()) || strings.Contains(strings.ToUpper(body), secret[:8]) {
+			if body := testkit.Body(t, res); res.StatusCode != 502 || !strings.Contains(body, problem.UpstreamResponseUnreadable.String()) || strings.Contains(strings.ToUpper(body), secret[:8]) {
 				t.Errorf("%d %s", res.StatusCode, body)
 			}
 		})
 	}
 }
 
-func TestWhatIsNotWhatItSaysBreaksOff(t *testing.T) {
+func TestInvalidEncodingAbortsTheResponse(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Encoding", "gzip")
 		io.WriteString(w, secret)
@@ -195,7 +196,7 @@ func TestWhatIsNotWhatItSaysBreaksOff(t *testing.T) {
 	}
 }
 
-func TestFilteredRequestAsksForWhatCanBeRead(t *testing.T) {
+func TestFilteredRequestAcceptsReadableResponsesOnly(t *testing.T) {
 	for sent, want := range map[string]string{"": "", "gzip, deflate, br, zstd": "gzip, deflate, br, zstd", "compress, GZIP;q=0.5, *": "GZIP;q=0.5", "*": "identity"} {
 		got := make(chan http.Header, 1)
 		r := start(t, http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) { got <- req.Header }), filtered(mask{}))
@@ -272,7 +273,7 @@ func TestWebSocket(t *testing.T) {
 	}
 }
 
-func TestWebSocketWhoseFramesAreCompressedUnaskedIsRefused(t *testing.T) {
+func TestWebSocketWithUnrequestedCompressionIsRefused(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -282,8 +283,8 @@ func TestWebSocketWhoseFramesAreCompressedUnaskedIsRefused(t *testing.T) {
 		defer conn.Close()
 		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
 	}), filtered(mask{}))
-	res := r.ask(r.dialTLS(host, "http/1.1"), "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
-	if body := read(t, res); res.StatusCode != 502 || !strings.Contains(body, problem.UpstreamResponseUnreadable.String()) {
+	res := r.send(r.dialTLS(host, "http/1.1"), "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	if body := testkit.Body(t, res); res.StatusCode != 502 || !strings.Contains(body, problem.UpstreamResponseUnreadable.String()) {
 		t.Errorf("%d %s", res.StatusCode, body)
 	}
 }
@@ -302,7 +303,7 @@ func wsFrame(first byte, payload string) []byte {
 	return append(b, payload...)
 }
 
-func TestMessagesAreFilteredAsAWhole(t *testing.T) {
+func TestMessagesAreFilteredWhole(t *testing.T) {
 	stars := strings.Repeat("*", len(secret))
 	frames := func(all ...[]byte) []byte { return bytes.Join(all, nil) }
 	long := strings.Repeat("x", 300)
@@ -316,7 +317,7 @@ func TestMessagesAreFilteredAsAWhole(t *testing.T) {
 		"nothing":         {nil, nil},
 		"empty, and more": {frames(wsFrame(0x01, ""), wsFrame(0x80, ""), wsFrame(0x81, "a")), frames(wsFrame(0x01, ""), wsFrame(0x80, ""), wsFrame(0x81, "a"))},
 	} {
-		for how, in := range map[string]io.Reader{"at once": bytes.NewReader(c.in), "byte by byte": iotest.OneByteReader(bytes.NewReader(c.in))} {
+		for how, in := range map[string]io.Reader{"in one piece": bytes.NewReader(c.in), "byte by byte": iotest.OneByteReader(bytes.NewReader(c.in))} {
 			got, err := io.ReadAll(newMessages(in, mask{}))
 			if err != nil || !bytes.Equal(got, c.want) {
 				t.Errorf("%s, %s: %.60q, %v", name, how, got, err)
@@ -325,7 +326,7 @@ func TestMessagesAreFilteredAsAWhole(t *testing.T) {
 	}
 }
 
-func TestFramesThatCouldHideSomethingEndTheWebSocket(t *testing.T) {
+func TestInvalidFramesEndTheWebSocket(t *testing.T) {
 	for name, c := range map[string]struct {
 		in   []byte
 		want error

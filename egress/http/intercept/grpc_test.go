@@ -91,7 +91,7 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-func TestGRPCClientHearsOfARefusal(t *testing.T) {
+func TestGRPCClientGetsTheRefusal(t *testing.T) {
 	r := start(t, grpc.NewServer(), func(_ *rig, _ *Destination, c *UpstreamConfig) {
 		c.Dial = func(context.Context, dial.Target) (net.Conn, error) {
 			return nil, &RefusedError{Code: problem.EgressDenied, Reason: "it is private"}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/textproto"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -196,11 +197,8 @@ func (o *outbound) informed(status int, header textproto.MIMEHeader) error {
 // clean turns a header of the upstream into one for the client.
 func (o *outbound) clean(h http.Header) {
 	removeHopByHop(h)
-	for name := range h {
-		if strings.HasPrefix(name, "Doze-") { // reserved for the node, such as on refusals
-			delete(h, name)
-		}
-	}
+	// Reserved for the node, such as on refusals.
+	maps.DeleteFunc(h, func(name string, _ []string) bool { return strings.HasPrefix(name, "Doze-") })
 	if o.filter != nil {
 		o.filter.Header(h)
 	}
@@ -225,7 +223,7 @@ func (o *outbound) respond(res *http.Response) {
 	}
 	o.clean(res.Header)
 	o.clean(res.Trailer) // only the names are known so far
-	announced := trailerNames(res.Trailer)
+	announced := slices.Collect(maps.Keys(res.Trailer))
 	to := o.w.Header()
 	copyHeader(to, res.Header)
 	if len(announced) > 0 {
@@ -238,7 +236,14 @@ func (o *outbound) respond(res *http.Response) {
 		return
 	}
 	close := func() error { o.closeLater(res.Body); return nil }
-	if err := o.download(body, streams, close).run(); err != nil {
+	d := &download{from: body, to: o.w, close: close, ahead: o.u.ahead}
+	if streams {
+		d.flush = http.NewResponseController(o.w)
+	}
+	if w, ok := o.w.(*writer); ok {
+		d.wire = w.wire
+	}
+	if err := d.run(); err != nil {
 		o.breakOff(failed(o.r.Context(), o.to.host, err))
 		return
 	}
@@ -250,15 +255,6 @@ func isEventStream(h http.Header) bool {
 	return kind == "text/event-stream"
 }
 
-func (o *outbound) download(from io.Reader, streams bool, close func() error) *download {
-	d := &download{from: from, to: o.w, close: close, ahead: o.u.ahead}
-	if streams {
-		d.flush = http.NewResponseController(o.w)
-	}
-	d.corker, _ = o.w.(corker)
-	return d
-}
-
 // trailers sends the fields after the body. Fields that were not announced need a prefix
 // for the server.
 func (o *outbound) trailers(from http.Header, announced []string) {
@@ -268,24 +264,12 @@ func (o *outbound) trailers(from http.Header, announced []string) {
 	o.clean(from)
 	http.NewResponseController(o.w).Flush() // otherwise a short body gets a Content-Length, and no trailers
 	to := o.w.Header()
-	isAnnounced := map[string]bool{}
-	for _, name := range announced {
-		isAnnounced[name] = true
-	}
 	for name, values := range from {
-		if !isAnnounced[name] {
+		if !slices.Contains(announced, name) {
 			name = http.TrailerPrefix + name
 		}
 		to[name] = values
 	}
-}
-
-func trailerNames(trailer http.Header) []string {
-	var names []string
-	for name := range trailer {
-		names = append(names, name)
-	}
-	return names
 }
 
 // fail refuses a request without a response of the upstream.

@@ -27,9 +27,10 @@ import (
 	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/quota"
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestRequestArrivesAsItWasSent(t *testing.T) {
+func TestRequestArrivesUnchanged(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		got := make(chan *http.Request, 1)
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -67,7 +68,7 @@ func TestRequestArrivesAsItWasSent(t *testing.T) {
 		if seen.Header.Get("Accept-Encoding") != "sdch, gzip" || len(seen.Header["X-Many"]) != 2 {
 			t.Errorf("header %v", seen.Header)
 		}
-		if body := read(t, res); res.StatusCode != http.StatusTeapot || res.Header.Get("X-Answer") != "yes" || body != "<html>untyped" {
+		if body := testkit.Body(t, res); res.StatusCode != http.StatusTeapot || res.Header.Get("X-Answer") != "yes" || body != "<html>untyped" {
 			t.Errorf("%d %v %q", res.StatusCode, res.Header, body)
 		}
 		if _, dated := res.Header["Date"]; dated {
@@ -79,7 +80,7 @@ func TestRequestArrivesAsItWasSent(t *testing.T) {
 	})
 }
 
-func TestWhatLeadsAroundTheNodeIsTakenOut(t *testing.T) {
+func TestFieldsThatBypassTheNodeAreRemoved(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Alt-Svc", `h3=":443"`)
 		w.Header().Set(problem.HeaderError, "forged")
@@ -95,7 +96,7 @@ func TestWhatLeadsAroundTheNodeIsTakenOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	read(t, res)
+	testkit.Body(t, res)
 	if len(res.Trailer) > 0 {
 		t.Errorf("the trailers %v were passed on", res.Trailer)
 	}
@@ -121,7 +122,7 @@ func TestTrailersOfAPolicyAreSent(t *testing.T) {
 			up <- u
 		})
 	})
-	u := NewUpstream(UpstreamConfig{RootCAs: upstreamRoots(t), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
+	u := NewUpstream(UpstreamConfig{RootCAs: upstreamCA().Pool(), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", r.upstream.Listener.Addr().String())
 	}})
 	defer u.Close()
@@ -132,7 +133,7 @@ func TestTrailersOfAPolicyAreSent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		read(t, res)
+		testkit.Body(t, res)
 		if trailer := <-got; trailer.Get("X-Sum") != "42" {
 			t.Errorf("HTTP/%d: the upstream got the trailers %v", major, trailer)
 		}
@@ -141,7 +142,7 @@ func TestTrailersOfAPolicyAreSent(t *testing.T) {
 
 // A request with an absolute URI comes through net/http's server, which is half duplex: it
 // may discard a part of the body before it sends an early response.
-func TestEarlyResponseReachesAProxyClientThatGoesOnSending(t *testing.T) {
+func TestEarlyResponseReachesASendingProxyClient(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusRequestEntityTooLarge) }), withoutTLS)
 	u := NewUpstream(UpstreamConfig{Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", r.upstream.Listener.Addr().String())
@@ -173,7 +174,7 @@ func TestEarlyResponseReachesAProxyClientThatGoesOnSending(t *testing.T) {
 	}
 }
 
-func TestTrailersPassBothWays(t *testing.T) {
+func TestTrailersAreForwarded(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			io.Copy(io.Discard, req.Body)
@@ -188,13 +189,13 @@ func TestTrailersPassBothWays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if body := read(t, res); body != "short" || res.Trailer.Get("X-Announced") != "42" || res.Trailer.Get("X-Late") != "2" {
+		if body := testkit.Body(t, res); body != "short" || res.Trailer.Get("X-Announced") != "42" || res.Trailer.Get("X-Late") != "2" {
 			t.Errorf("%q, trailers %v", body, res.Trailer)
 		}
 	})
 }
 
-func TestEarlyHintsPass(t *testing.T) {
+func TestEarlyHintsAreForwarded(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			w.Header().Set("Link", "</a.css>; rel=preload")
@@ -212,7 +213,7 @@ func TestEarlyHintsPass(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if read(t, res) != "done" || len(hints) != 1 || hints[0] != "103 </a.css>; rel=preload" || res.Header.Get("Link") != "" {
+		if testkit.Body(t, res) != "done" || len(hints) != 1 || hints[0] != "103 </a.css>; rel=preload" || res.Header.Get("Link") != "" {
 			t.Errorf("hints %q, header %v", hints, res.Header)
 		}
 	})
@@ -220,7 +221,7 @@ func TestEarlyHintsPass(t *testing.T) {
 
 // The client waits for 100 Continue before it sends the body, and the upstream decides
 // whether it sends one.
-func TestContinueIsUpToTheHost(t *testing.T) {
+func TestUpstreamDecidesOn100Continue(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			if req.URL.Path == "/unwanted" {
@@ -237,7 +238,7 @@ func TestContinueIsUpToTheHost(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			read(t, res)
+			testkit.Body(t, res)
 			// net/http's HTTP/2 client sends the body in any case.
 			if sent := body.was.Load(); res.StatusCode != want || major == 1 && sent != (want == 200) {
 				t.Errorf("%s: %d, body was sent: %t", path, res.StatusCode, sent)
@@ -254,7 +255,7 @@ type touched struct {
 func (t *touched) Read(b []byte) (int, error) { t.was.Store(true); return t.Reader.Read(b) }
 
 // Each side sends its next byte only after it has received one from the other side.
-func TestBodiesStreamBothWaysAtOnce(t *testing.T) {
+func TestBodiesStreamConcurrently(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			http.NewResponseController(w).EnableFullDuplex()
@@ -292,7 +293,7 @@ func TestBodiesStreamBothWaysAtOnce(t *testing.T) {
 	})
 }
 
-func TestEventsComeAtOnce(t *testing.T) {
+func TestEventsAreNotDelayed(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		more := make(chan string)
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -324,11 +325,11 @@ func sendEvents(t *testing.T, more chan<- string, res *http.Response) {
 		}
 	}
 	close(more)
-	read(t, res)
+	testkit.Body(t, res)
 }
 
 // An upstream may respond before it has read the body, and read no more of it.
-func TestAnswerBeforeTheEndOfTheUpload(t *testing.T) {
+func TestResponseBeforeTheEndOfTheUpload(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			w.WriteHeader(http.StatusRequestEntityTooLarge)
@@ -340,7 +341,7 @@ func TestAnswerBeforeTheEndOfTheUpload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if body := read(t, res); res.StatusCode != http.StatusRequestEntityTooLarge || body != "too large" {
+		if body := testkit.Body(t, res); res.StatusCode != http.StatusRequestEntityTooLarge || body != "too large" {
 			t.Errorf("%d %q", res.StatusCode, body)
 		}
 	})
@@ -376,7 +377,7 @@ func TestCancellationReachesTheHost(t *testing.T) {
 	})
 }
 
-func TestBrokenAnswerIsNotTakenForWhole(t *testing.T) {
+func TestBrokenResponseIsAborted(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			io.WriteString(w, "half of it")
@@ -387,7 +388,7 @@ func TestBrokenAnswerIsNotTakenForWhole(t *testing.T) {
 		if err == nil {
 			var body []byte
 			if body, err = io.ReadAll(res.Body); err == nil {
-				t.Errorf("the client takes %q for all of the answer", body)
+				t.Errorf("the client considers the response %q complete", body)
 			}
 			res.Body.Close()
 		}
@@ -399,7 +400,7 @@ func TestBrokenAnswerIsNotTakenForWhole(t *testing.T) {
 }
 
 func TestFailuresAreReadable(t *testing.T) {
-	nobody := func(_ *rig, _ *Destination, c *UpstreamConfig) { c.RootCAs = x509.NewCertPool() }
+	untrusted := func(_ *rig, _ *Destination, c *UpstreamConfig) { c.RootCAs = x509.NewCertPool() }
 	failing := func(err error) option {
 		return func(_ *rig, _ *Destination, c *UpstreamConfig) {
 			c.Dial = func(context.Context, dial.Target) (net.Conn, error) { return nil, err }
@@ -447,10 +448,10 @@ func TestFailuresAreReadable(t *testing.T) {
 		code   problem.Code
 		reason string // substring
 	}{
-		"unknown authority":  {nobody, problem.UpstreamCertificateInvalid, "signed by an unknown authority"},
+		"unknown authority":  {untrusted, problem.UpstreamCertificateInvalid, "signed by an unknown authority"},
 		"refused by dial":    {failing(&RefusedError{Code: problem.EgressDenied, Reason: "10.1.2.3 is private", Err: io.EOF}), problem.EgressDenied, "10.1.2.3 is private"},
 		"no name":            {failing(&net.DNSError{Err: "no such host", Name: "internal-resolver"}), problem.UpstreamUnreachable, "cannot be resolved"},
-		"nobody listens":     {unused(t), problem.UpstreamUnreachable, "connection refused"},
+		"port closed":        {unused(t), problem.UpstreamUnreachable, "connection refused"},
 		"timeout":            {failing(context.DeadlineExceeded), problem.UpstreamTimeout, "in time"},
 		"ends":               {speaks(""), problem.UpstreamDisconnected, "closed the connection"},
 		"no HTTP":            {speaks("SSH-2.0-secret\r\n\r\n"), problem.UpstreamResponseInvalid, "is not valid HTTP"},
@@ -484,7 +485,7 @@ func TestFailuresAreReadable(t *testing.T) {
 	}
 }
 
-func TestPoolsShareNoConnections(t *testing.T) {
+func TestPoolsDoNotShareConnections(t *testing.T) {
 	dials := 0
 	f := NewUpstream(UpstreamConfig{Dial: func(_ context.Context, to dial.Target) (net.Conn, error) {
 		dials++
@@ -574,7 +575,7 @@ func TestPlainHTTPKeepsItsVersion(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if proto := read(t, res); proto[5] != '0'+byte(major) || res.ProtoMajor != major {
+		if proto := testkit.Body(t, res); proto[5] != '0'+byte(major) || res.ProtoMajor != major {
 			t.Errorf("%s arrived as %s", res.Proto, proto)
 		}
 	})
@@ -587,7 +588,7 @@ func TestRefusedUpgradeDoesNotChangeTheProtocol(t *testing.T) {
 	}))
 	conn := r.dialTLS(host, "http/1.1")
 	ask := func(fields string) (proto, address string) {
-		proto, address, _ = strings.Cut(read(t, r.ask(conn, "GET / HTTP/1.1\r\nHost: api.example.com\r\n"+fields+"\r\n")), " ")
+		proto, address, _ = strings.Cut(testkit.Body(t, r.send(conn, "GET / HTTP/1.1\r\nHost: api.example.com\r\n"+fields+"\r\n")), " ")
 		return proto, address
 	}
 	const upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -610,7 +611,7 @@ func TestHeadHasNoBody(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if body := read(t, res); body != "" || res.ContentLength != 1000 {
+		if body := testkit.Body(t, res); body != "" || res.ContentLength != 1000 {
 			t.Errorf("%q, length %d", body, res.ContentLength)
 		}
 	})
@@ -626,7 +627,7 @@ func TestStatusesOfHTTP2(t *testing.T) {
 					t.Fatal(err)
 				}
 				var serving sync.WaitGroup
-				serving.Go(func() { answerHTTP2(l, strings.Fields(statuses)) }) // ends with its connection
+				serving.Go(func() { respondHTTP2(l, strings.Fields(statuses)) }) // ends with its connection
 				t.Cleanup(serving.Wait)
 				r := start(t, http.NotFoundHandler(), func(_ *rig, _ *Destination, c *UpstreamConfig) {
 					c.Dial = func(ctx context.Context, _ dial.Target) (net.Conn, error) {
@@ -637,7 +638,7 @@ func TestStatusesOfHTTP2(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				read(t, res)
+				testkit.Body(t, res)
 				if res.StatusCode != want || r.log.String() != "" {
 					t.Errorf("status %d, log %q", res.StatusCode, r.log.String())
 				}
@@ -648,15 +649,15 @@ func TestStatusesOfHTTP2(t *testing.T) {
 
 // The initial SETTINGS frame limits how much of a response an upstream may send ahead of
 // its client.
-func TestOneOfManyAnswersGetsLessAhead(t *testing.T) {
+func TestSmallWindowLimitsTheResponseAhead(t *testing.T) {
 	for small, want := range map[bool]uint32{false: maxStreamAhead, true: smallStreamAhead} {
 		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{upstreamLeaf(t)}, NextProtos: []string{"h2"}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		told := make(chan uint32, 1)
+		window := make(chan uint32, 1)
 		var serving sync.WaitGroup
-		serving.Go(func() { told <- windowHTTP2(l) })
+		serving.Go(func() { window <- windowHTTP2(l) })
 		t.Cleanup(serving.Wait)
 		r := start(t, http.NotFoundHandler(), func(r *rig, _ *Destination, c *UpstreamConfig) {
 			r.smallWindow = small
@@ -669,7 +670,7 @@ func TestOneOfManyAnswersGetsLessAhead(t *testing.T) {
 			t.Fatal(err)
 		}
 		res.Body.Close()
-		if got := <-told; got != want {
+		if got := <-window; got != want {
 			t.Errorf("small window %v: %d bytes, want %d", small, got, want)
 		}
 	}
@@ -691,8 +692,8 @@ func windowHTTP2(l net.Listener) (window uint32) {
 	return window
 }
 
-// answerHTTP2 accepts one connection and responds to a request with the statuses.
-func answerHTTP2(l net.Listener, statuses []string) {
+// respondHTTP2 accepts one connection and responds to a request with the statuses.
+func respondHTTP2(l net.Listener, statuses []string) {
 	conn, err := l.Accept()
 	l.Close()
 	if err != nil {

@@ -18,10 +18,11 @@ import (
 	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 // An ambiguous request is refused, or forwarded in an unambiguous form.
-func TestNothingIsSmuggled(t *testing.T) {
+func TestRequestsAreNotSmuggled(t *testing.T) {
 	const post = "POST /first HTTP/1.1\r\nHost: api.example.com\r\n"
 	const head = post + "Connection: close\r\n"
 	for name, c := range map[string]struct {
@@ -56,11 +57,11 @@ func TestNothingIsSmuggled(t *testing.T) {
 				}
 				seen <- strings.TrimSpace(req.RequestURI+" "+string('0'+rune(len(body)))+" "+req.Header.Get("X-Folded")) + ""
 			}))
-			answer := r.say(c.request)
-			if !strings.HasPrefix(answer, c.want) {
+			response := r.exchange(c.request)
+			if !strings.HasPrefix(response, c.want) {
 				// A response to a request with a broken body need not arrive.
-				if name != "bad chunk" || answer != "" {
-					t.Errorf("answer %q", answer)
+				if name != "bad chunk" || response != "" {
+					t.Errorf("response %q", response)
 				}
 			}
 			r.upstream.Close() // no more handlers begin; with HTTP/2 they end after their connection
@@ -74,9 +75,9 @@ func TestNothingIsSmuggled(t *testing.T) {
 				t.Errorf("the host saw %q", got)
 			}
 			// The destination is notified of each refusal, unless the body caused it.
-			last := answer[max(0, strings.LastIndex(answer, "HTTP/1.")):]
+			last := response[max(0, strings.LastIndex(response, "HTTP/1.")):]
 			if refused := r.refusals(); (len(refused) == 1) != (!strings.HasPrefix(last, "HTTP/1.1 200") && c.arrives != "/first") {
-				t.Errorf("refused %+v; last answer %q", refused, last)
+				t.Errorf("refused %+v; last response %q", refused, last)
 			}
 		})
 	}
@@ -99,8 +100,8 @@ func TestUnreadableRequestsAreRefused(t *testing.T) {
 				"GET / HTTP/1.1\r\nHost: api.example.com\r\nX: " + strings.Repeat("x", 80<<10) + "\r\n": {problem.HeaderTooLarge, "Request Header Fields Too Large"},
 			} {
 				r := start(t, http.NotFoundHandler(), o...)
-				if answer := r.say("GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n" + request); !strings.Contains(answer, "HTTP/1.1 "+strconv.Itoa(want.code.Definition().Status)) || !strings.Contains(answer, `"code":"`+want.code.String()+`"`) {
-					t.Errorf("%.80q: answer %q", request, answer)
+				if response := r.exchange("GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n" + request); !strings.Contains(response, "HTTP/1.1 "+strconv.Itoa(want.code.Definition().Status)) || !strings.Contains(response, `"code":"`+want.code.String()+`"`) {
+					t.Errorf("%.80q: response %q", request, response)
 				}
 				if refused := r.refusals(); len(refused) != 1 || refused[0].Code != want.code || !strings.Contains(refused[0].Detail, want.reason) {
 					t.Errorf("%.80q: refused %+v", request, refused)
@@ -112,17 +113,17 @@ func TestUnreadableRequestsAreRefused(t *testing.T) {
 
 // The bytes after a broken body are not a request, neither to the node nor to the
 // upstream, even if the response began before them.
-func TestNothingComesAfterABrokenBody(t *testing.T) {
+func TestRestOfABrokenBodyIsNotForwarded(t *testing.T) {
 	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n\r\n"
 	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
 		for _, early := range []bool{false, true} {
 			for _, broken := range []string{"-1\r\n", "5\n", "3\r\nabcd\n", "5 ;x\r\n", "0\r\nno trailer\r\n\r\n"} {
 				t.Run(fmt.Sprintf("%s, early %v, %q", name, early, broken), func(t *testing.T) {
 					u := startUpload(t, early, chunked, o...)
-					answer := u.then(broken + smuggled)
-					if strings.Contains(answer, "/smuggled") || !strings.Contains(answer, "Connection: close") ||
-						!early && !strings.Contains(answer, `"code":"body_incomplete"`) {
-						t.Errorf("answer %q", answer)
+					response := u.then(broken + smuggled)
+					if strings.Contains(response, "/smuggled") || !strings.Contains(response, "Connection: close") ||
+						!early && !strings.Contains(response, `"code":"body_incomplete"`) {
+						t.Errorf("response %q", response)
 					}
 				})
 			}
@@ -140,16 +141,16 @@ func TestNoRequestIsServedAfterABrokenBody(t *testing.T) {
 				io.WriteString(w, "seen "+req.URL.Path)
 			})
 		})...)
-		answer := r.say("POST /first HTTP/1.1\r\nHost: api.example.com\r\n" + chunked + "-1\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n")
-		if !strings.Contains(answer, "seen /first") || strings.Contains(answer, "/second") {
-			t.Errorf("%s: answer %q", name, answer)
+		response := r.exchange("POST /first HTTP/1.1\r\nHost: api.example.com\r\n" + chunked + "-1\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n")
+		if !strings.Contains(response, "seen /first") || strings.Contains(response, "/second") {
+			t.Errorf("%s: response %q", name, response)
 		}
 	}
 }
 
 // A response before the end of a body ends the connection, and no part of the remaining
 // body is served as a request. The client receives no reset, although it still sends.
-func TestAnswerBeforeTheEndOfABody(t *testing.T) {
+func TestResponseBeforeTheEndOfABody(t *testing.T) {
 	const inside = "GET /inside HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
 	const after = "GET /after HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
 	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
@@ -158,9 +159,9 @@ func TestAnswerBeforeTheEndOfABody(t *testing.T) {
 			{fmt.Sprintf("Content-Length: %d\r\n\r\na", 1+len(inside)), inside},
 		} {
 			u := startUpload(t, true, body[0], o...)
-			answer := u.then(body[1] + after)
-			if !strings.Contains(answer, "seen /first") || !strings.Contains(answer, "Connection: close") || strings.Contains(answer, "seen /inside") || strings.Contains(answer, "seen /after") {
-				t.Errorf("%s, %q: answer %q", name, body, answer)
+			response := u.then(body[1] + after)
+			if !strings.Contains(response, "seen /first") || !strings.Contains(response, "Connection: close") || strings.Contains(response, "seen /inside") || strings.Contains(response, "seen /after") {
+				t.Errorf("%s, %q: response %q", name, body, response)
 			}
 			if refused := u.refusals(); len(refused) > 0 {
 				t.Errorf("%s, %q: refused %+v", name, body, refused)
@@ -171,7 +172,7 @@ func TestAnswerBeforeTheEndOfABody(t *testing.T) {
 
 // The end of a response does not wait for the next byte of the client, whether the
 // response is small or large.
-func TestBrokenAnswerBeforeTheEndOfABody(t *testing.T) {
+func TestBrokenResponseBeforeTheEndOfABody(t *testing.T) {
 	for _, size := range []int{10, 1 << 20} {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			io.CopyN(w, zeros{}, int64(size))
@@ -200,7 +201,7 @@ func TestConnectionOutlivesAReplacedBody(t *testing.T) {
 			f.Do(w, req, Route{}, nil)
 		})
 	})
-	f = NewUpstream(UpstreamConfig{RootCAs: upstreamRoots(t), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
+	f = NewUpstream(UpstreamConfig{RootCAs: upstreamCA().Pool(), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", r.upstream.Listener.Addr().String())
 	}})
 	defer f.Close()
@@ -210,7 +211,7 @@ func TestConnectionOutlivesAReplacedBody(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if read(t, res); res.Close {
+		if testkit.Body(t, res); res.Close {
 			t.Fatal("the connection ends")
 		}
 	}
@@ -222,8 +223,8 @@ const chunked = "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
 // uploading is a client that has sent the start of a request.
 type uploading struct {
 	*rig
-	conn   net.Conn
-	answer []byte
+	conn     net.Conn
+	response []byte
 }
 
 // startUpload sends the start of a POST /first to an upstream that responds with the
@@ -240,13 +241,13 @@ func startUpload(t *testing.T, early bool, body string, o ...option) *uploading 
 	}), o...)
 	u := &uploading{rig: r, conn: r.connect()}
 	io.WriteString(u.conn, "POST /first HTTP/1.1\r\nHost: api.example.com\r\n"+body)
-	for early && !strings.Contains(string(u.answer), "seen /first") {
+	for early && !strings.Contains(string(u.response), "seen /first") {
 		part := make([]byte, 4096)
 		n, err := u.conn.Read(part)
 		if err != nil {
-			t.Fatalf("no answer: %v; %q", err, u.answer)
+			t.Fatalf("no response: %v; %q", err, u.response)
 		}
-		u.answer = append(u.answer, part[:n]...)
+		u.response = append(u.response, part[:n]...)
 	}
 	return u
 }
@@ -260,11 +261,11 @@ func (u *uploading) then(rest string) string {
 	if err != nil {
 		u.t.Errorf("the connection ended by %v", err)
 	}
-	return string(u.answer) + string(more)
+	return string(u.response) + string(more)
 }
 
 // Bytes that only begin like the preface of HTTP/2 do not hide a request after them.
-func TestPrefaceThatIsNone(t *testing.T) {
+func TestIncompletePrefaceIsRefused(t *testing.T) {
 	const second = "POST /second HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
 		for _, request := range []string{
@@ -276,10 +277,10 @@ func TestPrefaceThatIsNone(t *testing.T) {
 			r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, "seen "+req.URL.Path) }), o...)
 			conn := r.connect()
 			io.WriteString(conn, request+second)
-			answer, _ := io.ReadAll(conn)
+			response, _ := io.ReadAll(conn)
 			refused := r.refusals()
-			if strings.Contains(string(answer), "/second") || len(refused) != 1 || refused[0].Code != problem.HTTPVersionUnsupported {
-				t.Errorf("%s: %q: refused %+v; answer %q", name, request, refused, answer)
+			if strings.Contains(string(response), "/second") || len(refused) != 1 || refused[0].Code != problem.HTTPVersionUnsupported {
+				t.Errorf("%s: %q: refused %+v; response %q", name, request, refused, response)
 			}
 		}
 	}
@@ -291,15 +292,15 @@ func TestTLSForHTTP1IsForHTTP1(t *testing.T) {
 	for _, protocols := range [][]string{nil, {"http/1.1"}} {
 		conn := r.dialTLS(host, protocols...)
 		io.WriteString(conn, http2.ClientPreface)
-		answer, _ := io.ReadAll(conn)
-		if !strings.HasPrefix(string(answer), "HTTP/1.1 505") {
-			t.Errorf("%v: answer %q", protocols, answer)
+		response, _ := io.ReadAll(conn)
+		if !strings.HasPrefix(string(response), "HTTP/1.1 505") {
+			t.Errorf("%v: response %q", protocols, response)
 		}
 	}
 }
 
 // The end of a connection is not a request, whatever error net/http returns for it.
-func TestEndsOfConnectionsAreNotTold(t *testing.T) {
+func TestEndsOfConnectionsAreNotReported(t *testing.T) {
 	trusts := &tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}
 	open := func(t *testing.T, conn net.Conn) *tls.Conn {
 		c := tls.Client(conn, trusts)
@@ -343,8 +344,7 @@ func TestEndsOfConnectionsAreNotTold(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := New(Config{Certificate: mustAuthority().Certificate})
-			defer s.Close()
+			s := New(Config{Certificate: certificates(newAuthority())})
 			var refused []*problem.Problem // only written before Serve returns
 			for range 10 {
 				here, there := tcp(t)
@@ -367,7 +367,7 @@ func TestEndsOfConnectionsAreNotTold(t *testing.T) {
 }
 
 // With TLS 1.2, a Read returns data together with the error that came after it.
-func TestWhatComesWithAnErrorIsTold(t *testing.T) {
+func TestDataThatArrivesWithAnErrorIsReported(t *testing.T) {
 	r := start(t, http.NotFoundHandler())
 	raw, err := net.Dial("tcp", r.addr)
 	if err != nil {

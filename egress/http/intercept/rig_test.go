@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -12,8 +13,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,16 +21,15 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/doze-run/doze/egress/network/dial"
-	"github.com/doze-run/doze/egress/secret/seal"
-	"github.com/doze-run/doze/egress/tls/ca"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/requestid"
-	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testca"
 )
 
 func TestMain(m *testing.M) {
 	// net/http's server lingers for half a second after it refused a client.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+	testkit.Main(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
 const host = "api.example.com"
@@ -53,24 +51,7 @@ type rig struct {
 	mu      sync.Mutex
 	refused []*problem.Problem
 	results chan Result
-	log     syncBuffer
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (s *syncBuffer) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(b)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
+	log     *testkit.Log
 }
 
 type option func(*rig, *Destination, *UpstreamConfig)
@@ -86,7 +67,7 @@ func filtered(f Filter) option {
 // start returns a rig whose upstream server responds with handler.
 func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	t.Helper()
-	r := &rig{t: t, results: make(chan Result, 1024)}
+	r := &rig{t: t, results: make(chan Result, 1024), log: testkit.NewLog(t)}
 	d := Destination{Host: host, Port: 443, TLS: true, Flow: "f1", Refused: func(req *http.Request, why *problem.Problem) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -112,7 +93,7 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	}
 	t.Cleanup(r.upstream.Close)
 	if cfg.RootCAs == nil {
-		cfg.RootCAs = upstreamRoots(t)
+		cfg.RootCAs = upstreamCA().Pool()
 	}
 	if cfg.Dial == nil {
 		cfg.Dial = func(ctx context.Context, _ dial.Target) (net.Conn, error) {
@@ -140,10 +121,9 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 // listen accepts connections and serves each as a connection to d.
 func (r *rig) listen(d Destination) {
 	r.t.Helper()
-	authority := mustAuthority()
-	r.trust, r.bundle = x509.NewCertPool(), authority.Bundle()
-	r.trust.AppendCertsFromPEM(r.bundle)
-	r.server = New(Config{Certificate: authority.Certificate, Log: slog.New(slog.NewTextHandler(&r.log, nil))})
+	authority := newAuthority()
+	r.trust, r.bundle = authority.Pool(), authority.PEM()
+	r.server = New(Config{Certificate: certificates(authority), Log: slog.New(slog.NewTextHandler(r.log, nil))})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		r.t.Fatal(err)
@@ -164,47 +144,34 @@ func (r *rig) listen(d Destination) {
 		l.Close()
 		cancel()
 		all.Wait()
-		r.server.Close()
 	})
 }
 
 // upstreamCA signs the certificates of upstreams. Sandboxes do not trust it.
-var upstreamCA = sync.OnceValue(mustAuthority)
+var upstreamCA = sync.OnceValue(newAuthority)
 
-func mustAuthority() *ca.Authority {
-	dir, err := os.MkdirTemp("", "seal-*")
-	if err != nil {
-		panic(err)
-	}
-	defer os.RemoveAll(dir)
-	key, err := seal.Open(filepath.Join(dir, "seal.key"))
-	if err != nil {
-		panic(err)
-	}
-	docs, err := store.OpenInMemory()
-	if err != nil {
-		panic(err)
-	}
-	defer docs.Close()
-	a, err := ca.Open(context.Background(), ca.Config{Documents: docs, Key: key, Log: slog.New(slog.DiscardHandler)})
+func newAuthority() *testca.Authority {
+	a, err := testca.NewAuthority(pkix.Name{CommonName: "test"})
 	if err != nil {
 		panic(err)
 	}
 	return a
 }
 
+// certificates returns a Config.Certificate that signs by the authority.
+func certificates(a *testca.Authority) func(context.Context, string) (*tls.Certificate, error) {
+	return func(_ context.Context, host string) (*tls.Certificate, error) {
+		leaf, err := a.Leaf(host)
+		return &leaf, err
+	}
+}
+
 func upstreamLeaf(t testing.TB) tls.Certificate {
-	cert, err := upstreamCA().Certificate(t.Context(), host)
+	leaf, err := upstreamCA().Leaf(host)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return *cert
-}
-
-func upstreamRoots(testing.TB) *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AppendCertsFromPEM(upstreamCA().Bundle())
-	return p
+	return leaf
 }
 
 // client returns a client in the sandbox that speaks only HTTP/1.1 or only HTTP/2.
@@ -246,7 +213,7 @@ func (r *rig) refusals() []*problem.Problem {
 // status, from flow f1, with text in its detail. It returns the refusal.
 func wantRefusal(t *testing.T, res *http.Response, code problem.Code, text string) *problem.Problem {
 	t.Helper()
-	body := read(t, res)
+	body := testkit.Body(t, res)
 	why := &problem.Problem{}
 	if err := json.Unmarshal([]byte(body), why); err != nil {
 		t.Fatalf("%v: %s", err, body)
@@ -277,8 +244,8 @@ func (r *rig) connect() net.Conn {
 	return conn
 }
 
-// say sends raw bytes and returns all bytes that it receives.
-func (r *rig) say(text string) string {
+// exchange sends raw bytes and returns all bytes that it receives.
+func (r *rig) exchange(text string) string {
 	r.t.Helper()
 	conn := r.connect()
 	io.WriteString(conn, text)
@@ -286,8 +253,8 @@ func (r *rig) say(text string) string {
 	return string(all)
 }
 
-// ask sends one raw request and returns the response.
-func (r *rig) ask(conn net.Conn, text string) *http.Response {
+// send sends one raw request and returns the response.
+func (r *rig) send(conn net.Conn, text string) *http.Response {
 	r.t.Helper()
 	io.WriteString(conn, text)
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -296,16 +263,6 @@ func (r *rig) ask(conn net.Conn, text string) *http.Response {
 	}
 	r.t.Cleanup(func() { res.Body.Close() })
 	return res
-}
-
-func read(t testing.TB, res *http.Response) string {
-	t.Helper()
-	defer res.Body.Close()
-	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
 }
 
 // both runs a test with an HTTP/1.1 and an HTTP/2 client.

@@ -84,18 +84,14 @@ type Server struct {
 	cfg   Config
 	tls   *tls.Config
 	http2 *http.Server
-
-	mu     sync.Mutex
-	open   map[*connection]struct{}
-	closed bool
 }
 
-// New returns a Server, which has no goroutines except for connections.
+// New returns a Server, which has no goroutines except for connections and needs no Close.
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	s := &Server{cfg: cfg, open: map[*connection]struct{}{}}
+	s := &Server{cfg: cfg}
 	s.tls = &tls.Config{
 		MinVersion:     tls.VersionTLS12,
 		NextProtos:     []string{"h2", "http/1.1"},
@@ -137,10 +133,6 @@ func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error 
 	defer cancel()
 	c := newConnection(ctx, conn, &d)
 	defer c.Close()
-	if !s.add(c) {
-		return nil
-	}
-	defer s.remove(c)
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	if d.TLS {
 		c.tls = tls.Server(c.wire, s.tls)
@@ -153,7 +145,7 @@ func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error 
 		return err
 	}
 	cancel()
-	c.handlersDone()
+	c.endHandlers()
 	if c.tls != nil && c.entered.Load() == 0 {
 		c.Close()
 		if err := rejection(c.tls); err != nil {
@@ -229,22 +221,6 @@ type prefaced struct {
 
 func (p *prefaced) Read(b []byte) (int, error) { return p.in.Read(b) }
 
-func (s *Server) add(c *connection) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	s.open[c] = struct{}{}
-	return true
-}
-
-func (s *Server) remove(c *connection) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.open, c)
-}
-
 // rejection returns the alert with which the client ended a connection that is closed, or
 // nil.
 func rejection(t *tls.Conn) error {
@@ -254,17 +230,6 @@ func rejection(t *tls.Conn) error {
 		return err
 	}
 	return nil
-}
-
-// Close ends all connections. Serve then closes each new one immediately.
-func (s *Server) Close() error {
-	s.mu.Lock()
-	s.closed = true
-	for c := range s.open {
-		c.Close()
-	}
-	s.mu.Unlock()
-	return s.http2.Close()
 }
 
 func (s *Server) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -281,7 +246,7 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request, c *connection) {
 	if !c.enter() { // the connection has ended, and so has the response
 		panic(http.ErrAbortHandler)
 	}
-	defer c.exit()
+	defer c.handlers.Done()
 	s.serve(w, r, c.to, c.serverName)
 }
 
@@ -330,7 +295,7 @@ func (s *Server) report(to *Destination, r *http.Request) {
 		return
 	}
 	if v != http.ErrAbortHandler {
-		s.cfg.Log.Error("a handler of egress panicked", "host", to.Host, "method", r.Method, "panic", redact.Panic(v), "stack", string(debug.Stack()))
+		s.cfg.Log.Error("request handler panicked", "host", to.Host, "method", r.Method, "panic", redact.Panic(v), "stack", string(debug.Stack()))
 	}
 	panic(http.ErrAbortHandler)
 }
@@ -354,16 +319,15 @@ type connection struct {
 
 	entered atomic.Int64 // number of handlers that have begun
 
+	handlers sync.WaitGroup
 	mu       sync.Mutex
-	handlers int           // that run
-	ended    bool          // no handler begins any more
-	idle     chan struct{} // closed when it has ended and no handler runs
+	ended    bool // no handler begins any more
 }
 
 type connectionKey struct{}
 
 func newConnection(ctx context.Context, raw net.Conn, to *Destination) *connection {
-	c := &connection{to: to, ctx: ctx, raw: raw, closed: make(chan struct{}), idle: make(chan struct{})}
+	c := &connection{to: to, ctx: ctx, raw: raw, closed: make(chan struct{})}
 	c.wire = &wire{Conn: raw, of: c}
 	return c
 }
@@ -397,26 +361,15 @@ func (c *connection) enter() bool {
 	if c.ended {
 		return false
 	}
-	c.handlers++
+	c.handlers.Add(1)
 	c.entered.Add(1)
 	return true
 }
 
-func (c *connection) exit() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.handlers--; c.ended && c.handlers == 0 {
-		close(c.idle)
-	}
-}
-
-// handlersDone prevents new handlers of the connection, and returns when none runs.
-func (c *connection) handlersDone() {
+// endHandlers prevents new handlers of the connection, and returns when none runs.
+func (c *connection) endHandlers() {
 	c.mu.Lock()
 	c.ended = true
-	if c.handlers == 0 {
-		close(c.idle)
-	}
 	c.mu.Unlock()
-	<-c.idle
+	c.handlers.Wait()
 }

@@ -19,9 +19,10 @@ import (
 
 	"github.com/doze-run/doze/egress/http/http1"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestRequestsThatDoNotAgreeAreRefused(t *testing.T) {
+func TestMisdirectedRequestsAreRefused(t *testing.T) {
 	reached := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		t.Errorf("%s of %s reached the host", req.RequestURI, req.Host)
 	})
@@ -48,7 +49,7 @@ func TestRequestsThatDoNotAgreeAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, reached)
-			res := r.ask(r.dialTLS(c.serverName, "http/1.1"), c.request)
+			res := r.send(r.dialTLS(c.serverName, "http/1.1"), c.request)
 			why := wantRefusal(t, res, c.code, "")
 			if refused := r.refusals(); len(refused) != 1 || refused[0].Code != c.code || refused[0].Detail != why.Detail || why.Detail == "" {
 				t.Errorf("the destination refused %+v", refused)
@@ -73,7 +74,7 @@ func TestUnreadableRequestsHaveACodeWithTheirStatus(t *testing.T) {
 	}
 }
 
-func TestSpellingsOfTheHostAgree(t *testing.T) {
+func TestHostMatchesInAnySpelling(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.Host+req.RequestURI) }))
 	for _, request := range []string{
 		"GET /x HTTP/1.1\r\nHost: API.Example.com.\r\n\r\n",
@@ -84,13 +85,13 @@ func TestSpellingsOfTheHostAgree(t *testing.T) {
 		"GET https://api.example.com/x HTTP/1.1\r\nHost: ignored.example\r\n\r\n",
 		"GET /x HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
 	} {
-		if res := r.ask(r.dialTLS(host, "http/1.1"), request); res.StatusCode != 200 || read(t, res) != host+"/x" {
+		if res := r.send(r.dialTLS(host, "http/1.1"), request); res.StatusCode != 200 || testkit.Body(t, res) != host+"/x" {
 			t.Errorf("%q: %d, or the upstream saw another host than %s", request, res.StatusCode, host)
 		}
 	}
 }
 
-func TestTheHostGoesUpstreamInItsCanonicalSpelling(t *testing.T) {
+func TestUpstreamGetsTheCanonicalHost(t *testing.T) {
 	for _, c := range []struct {
 		to         Destination
 		sent, want string
@@ -169,7 +170,7 @@ func TestPanicOfAHandlerEndsItsStreamOnly(t *testing.T) {
 		c := r.client(major)
 		if res, err := c.Get("https://" + host + "/panic"); err == nil {
 			res.Body.Close()
-			t.Error("answered")
+			t.Error("the panicking handler sent a response")
 		}
 		if res, err := c.Get("https://" + host + "/"); err != nil || res.StatusCode != 200 {
 			t.Error(err)
@@ -182,9 +183,7 @@ func TestPanicOfAHandlerEndsItsStreamOnly(t *testing.T) {
 
 func TestServeEndsWithItsContextAndHandlers(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
-		a := mustAuthority()
-		s := New(Config{Certificate: a.Certificate})
-		defer s.Close()
+		s := New(Config{Certificate: certificates(newAuthority())})
 		here, there := tcp(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		began, handlerEnded := make(chan struct{}), false
@@ -200,9 +199,9 @@ func TestServeEndsWithItsContextAndHandlers(t *testing.T) {
 		protocols.SetHTTP1(major == 1)
 		protocols.SetHTTP2(major == 2)
 		tr := &http.Transport{Protocols: protocols, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DialContext: func(context.Context, string, string) (net.Conn, error) { return here, nil }}
-		asked := make(chan struct{})
+		responded := make(chan struct{})
 		go func() {
-			defer close(asked)
+			defer close(responded)
 			req, _ := http.NewRequest("GET", "https://"+host+"/", nil)
 			if res, err := tr.RoundTrip(req); err == nil {
 				res.Body.Close()
@@ -213,17 +212,17 @@ func TestServeEndsWithItsContextAndHandlers(t *testing.T) {
 		if err := <-served; err != nil || !handlerEnded {
 			t.Errorf("%v, handler ended: %t", err, handlerEnded)
 		}
-		<-asked
+		<-responded
 		tr.CloseIdleConnections()
 	})
 }
 
-func TestClientThatDoesNotTrustIsReported(t *testing.T) {
-	s := New(Config{Certificate: mustAuthority().Certificate})
+func TestUntrustingClientIsReported(t *testing.T) {
+	s := New(Config{Certificate: certificates(newAuthority())})
 	here, there := tcp(t)
 	served := make(chan error)
 	go func() { served <- s.Serve(t.Context(), there, Destination{Host: host, Port: 443, TLS: true}) }()
-	if err := tls.Client(here, &tls.Config{ServerName: host, RootCAs: upstreamRoots(t)}).Handshake(); err == nil {
+	if err := tls.Client(here, &tls.Config{ServerName: host, RootCAs: upstreamCA().Pool()}).Handshake(); err == nil {
 		t.Fatal("it trusts")
 	}
 	if err := <-served; err == nil || !strings.Contains(err.Error(), host) {
@@ -256,13 +255,13 @@ func TestRefusalInTheProtocolOfTheClient(t *testing.T) {
 			}
 			continue
 		}
-		if body := read(t, res); res.StatusCode != 200 || body != "" || res.Header.Get("Grpc-Status") != "7" || res.Header.Get("Grpc-Message") != "n%C3%B6: 100%25 (flow f1)" {
+		if body := testkit.Body(t, res); res.StatusCode != 200 || body != "" || res.Header.Get("Grpc-Status") != "7" || res.Header.Get("Grpc-Message") != "n%C3%B6: 100%25 (flow f1)" {
 			t.Errorf("%s: %d %v %s", kind, res.StatusCode, res.Header, body)
 		}
 	}
 }
 
-func TestGoodbyeIsSaid(t *testing.T) {
+func TestCloseNotifyIsSent(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, "hello") }))
 	conn := r.dialTLS(host, "http/1.1")
 	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n\r\n")

@@ -182,11 +182,15 @@ func (u *Upstream) roundTrip(r *http.Request, to *target, version int, informed 
 		}
 	}
 	if !secure || to.upgrade {
-		c, err := u.connect(r.Context(), to, secure)
+		var protocols []string
+		if secure {
+			protocols = []string{"http/1.1"}
+		}
+		conn, raw, err := u.connect(r.Context(), to, protocols...)
 		if err != nil {
 			return nil, err
 		}
-		return send(c)
+		return send(http1.NewConn(conn, raw, maxResponseHeader))
 	}
 	to.unused = func(c *http1.Conn) { u.idle.Put(key, c) }
 	res, err := t.secure.RoundTrip(traced())
@@ -284,51 +288,23 @@ type targetKey struct{}
 
 // dial connects to an upstream for HTTP/2 without TLS.
 func (u *Upstream) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	t := ctx.Value(targetKey{}).(*target)
-	if err := t.acquireDial(); err != nil {
-		return nil, err
-	}
-	defer t.Dials.Release(1)
-	return u.dialTarget(ctx, t)
+	conn, _, err := u.connect(ctx, ctx.Value(targetKey{}).(*target))
+	return conn, err
 }
 
 // dialTLS connects to an upstream whose protocol is not known. It hands a connection of
 // HTTP/1.1 to the request's target and returns errHTTP1.
 func (u *Upstream) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 	t := ctx.Value(targetKey{}).(*target)
-	if err := t.acquireDial(); err != nil {
-		return nil, err
-	}
-	defer t.Dials.Release(1)
-	conn, raw, err := u.handshake(ctx, t, "h2", "http/1.1")
+	conn, raw, err := u.connect(ctx, t, "h2", "http/1.1")
 	if err != nil {
 		return nil, err
 	}
-	if conn.ConnectionState().NegotiatedProtocol == "h2" {
+	if conn.(*tls.Conn).ConnectionState().NegotiatedProtocol == "h2" {
 		return conn, nil
 	}
 	t.offer(http1.NewConn(conn, raw, maxResponseHeader))
 	return nil, errHTTP1
-}
-
-// connect dials an upstream for HTTP/1.1.
-func (u *Upstream) connect(ctx context.Context, t *target, secure bool) (*http1.Conn, error) {
-	if err := t.acquireDial(); err != nil {
-		return nil, err
-	}
-	defer t.Dials.Release(1)
-	if !secure {
-		raw, err := u.dialTarget(ctx, t)
-		if err != nil {
-			return nil, err
-		}
-		return http1.NewConn(raw, raw, maxResponseHeader), nil
-	}
-	conn, raw, err := u.handshake(ctx, t, "http/1.1")
-	if err != nil {
-		return nil, err
-	}
-	return http1.NewConn(conn, raw, maxResponseHeader), nil
 }
 
 // errDials refuses a request that would need another connection.
@@ -337,29 +313,21 @@ var errDials = &RefusedError{
 	Reason: "a limit was reached: connections to servers that are being made",
 }
 
-// acquireDial counts a connection that is being made, until t.Dials.Release.
-func (t *target) acquireDial() error {
+// connect dials an upstream. With protocols, conn is TLS over raw, and the upstream chooses
+// one of them; otherwise it is raw.
+func (u *Upstream) connect(ctx context.Context, t *target, protocols ...string) (conn, raw net.Conn, err error) {
 	if t.Dials != nil && t.Dials.TryAcquire(1) != nil {
-		return errDials
+		return nil, nil, errDials
 	}
-	return nil
-}
-
-func (u *Upstream) dialTarget(ctx context.Context, t *target) (net.Conn, error) {
-	conn, err := u.cfg.Dial(ctx, dial.Target{Host: t.host, Port: t.port, Private: t.Private})
-	if refused := (*dial.RefusedError)(nil); errors.As(err, &refused) {
-		err = &RefusedError{Code: problem.EgressDenied, Reason: err.Error(), Err: err}
+	defer t.Dials.Release(1)
+	raw, err = u.cfg.Dial(ctx, dial.Target{Host: t.host, Port: t.port, Private: t.Private})
+	if refused, ok := errors.AsType[*dial.RefusedError](err); ok {
+		err = &RefusedError{Code: problem.EgressDenied, Reason: refused.Error(), Err: refused}
 	}
-	return conn, err
-}
-
-// handshake dials an upstream with TLS and offers it the protocols.
-func (u *Upstream) handshake(ctx context.Context, t *target, protocols ...string) (conn *tls.Conn, raw net.Conn, err error) {
-	raw, err = u.dialTarget(ctx, t)
-	if err != nil {
-		return nil, nil, err
+	if err != nil || protocols == nil {
+		return raw, raw, err
 	}
-	conn = tls.Client(raw, &tls.Config{
+	secured := tls.Client(raw, &tls.Config{
 		ServerName:         t.host,
 		RootCAs:            u.cfg.RootCAs,
 		NextProtos:         protocols,
@@ -368,11 +336,11 @@ func (u *Upstream) handshake(ctx context.Context, t *target, protocols ...string
 	})
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
-	if err := conn.HandshakeContext(ctx); err != nil {
+	if err := secured.HandshakeContext(ctx); err != nil {
 		raw.Close()
 		return nil, nil, &handshakeError{err}
 	}
-	return conn, raw, nil
+	return secured, raw, nil
 }
 
 // handshakeError is a failed TLS handshake with an upstream.
