@@ -1,6 +1,7 @@
 package caddymodule
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,10 +36,7 @@ const closeTimeout = 30 * time.Second
 
 // home is the node's folder, and its key in nodes.
 func (a *App) home() (string, error) {
-	home := a.Data
-	if home == "" {
-		home = os.Getenv("DOZE_HOME")
-	}
+	home := cmp.Or(a.Data, os.Getenv("DOZE_HOME"))
 	if home == "" {
 		return "", errors.New("the node's folder is not set: name one with `data` in the global option `doze`, or with the environment variable DOZE_HOME")
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,29 +24,33 @@ func installGuest(from, to string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
-	part := to + ".part"
-	if err := writeChunks(part, program); err != nil {
-		return fmt.Errorf("install the guest: %w", err)
-	}
-	return os.Rename(part, to)
+	return writeNew(to, 0o755, program)
 }
 
-// chunkSize is how many bytes of the guest one write has. The kernel caches the bytes of
+// chunkSize is how many bytes of a program one write has. The kernel caches the bytes of
 // one write as a single folio, and since Linux 6.18 a process that touches a byte of a
 // folio has all of it mapped. With one write, an idle guest would hold all 5 MB of its
 // program; with chunks of 64 KiB it holds only the few that it needs.
 const chunkSize = 64 << 10
 
-// writeChunks creates an executable file.
-func writeChunks(path string, content []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o755)
+// writeNew writes a file atomically: even after a loss of power it is complete or does not
+// exist.
+func writeNew(path string, mode fs.FileMode, content []byte) error {
+	part := path + ".part"
+	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
-		return err
+		return fmt.Errorf("write %s: %w", path, err)
 	}
 	for chunk := range slices.Chunk(content, chunkSize) {
-		if _, err := f.Write(chunk); err != nil {
-			return errors.Join(err, f.Close())
+		if _, err = f.Write(chunk); err != nil {
+			break
 		}
 	}
-	return f.Close()
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(part, path)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
 }

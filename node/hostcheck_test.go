@@ -55,7 +55,7 @@ func TestTokenIsCreatedOnceAndShortTokensAreRefused(t *testing.T) {
 		t.Errorf("read again: the same is %v, error %v", again == first, err)
 	}
 	weak := t.TempDir() + "/weak"
-	if err := writeNew(weak, "secret\n"); err != nil {
+	if err := writeNew(weak, 0o600, []byte("secret\n")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := readToken(weak); err == nil || strings.Contains(err.Error(), "secret") {

@@ -46,7 +46,7 @@ func openStore(home string, log *slog.Logger) (*store.Badger, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := writeNew(filepath.Join(home, nodeIDFile), records.NodeID()+"\n"); err != nil {
+	if err := writeNew(filepath.Join(home, nodeIDFile), 0o600, []byte(records.NodeID()+"\n")); err != nil {
 		return nil, errors.Join(err, records.Close())
 	}
 	return records, nil

@@ -3,12 +3,14 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -66,19 +68,10 @@ func (c *Config) fill() error {
 		return err
 	}
 	programs := filepath.Dir(program)
-	for _, d := range []struct {
-		field *string
-		value string
-	}{
-		{&c.TokenFile, filepath.Join(c.Home, "token")},
-		{&c.Guest, filepath.Join(programs, "doze-guest")},
-		{&c.NetnsHelper, filepath.Join(programs, "doze-netns")},
-		{&c.Cgroup, os.Getenv("DOZE_CGROUP")},
-	} {
-		if *d.field == "" {
-			*d.field = d.value
-		}
-	}
+	c.TokenFile = cmp.Or(c.TokenFile, filepath.Join(c.Home, "token"))
+	c.Guest = cmp.Or(c.Guest, filepath.Join(programs, "doze-guest"))
+	c.NetnsHelper = cmp.Or(c.NetnsHelper, filepath.Join(programs, "doze-netns"))
+	c.Cgroup = cmp.Or(c.Cgroup, os.Getenv("DOZE_CGROUP"))
 	c.Sandbox.RunDir = filepath.Join(c.Home, "run")
 	c.Sandbox.GuestBinary = filepath.Join(c.Home, "guest", "doze-guest")
 	return nil
@@ -105,8 +98,8 @@ type closers []func() error
 // close closes in the reverse order.
 func (c *closers) close() error {
 	var errs []error
-	for i := len(*c) - 1; i >= 0; i-- {
-		errs = append(errs, (*c)[i]())
+	for _, closeOne := range slices.Backward(*c) {
+		errs = append(errs, closeOne())
 	}
 	*c = nil
 	return errors.Join(errs...)

@@ -19,7 +19,7 @@ func readToken(path string) (string, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		token := "doze_" + strings.ToLower(rand.Text()+rand.Text()[:6])
-		return token, writeNew(path, token+"\n")
+		return token, writeNew(path, 0o600, []byte(token+"\n"))
 	case err != nil:
 		return "", fmt.Errorf("read the API token: %w", err)
 	}
@@ -28,22 +28,4 @@ func readToken(path string) (string, error) {
 		return "", fmt.Errorf("the API token in %s has %d characters; use at least %d, or remove the file to have one created", path, len(token), minToken)
 	}
 	return token, nil
-}
-
-// writeNew writes a private file atomically: even after a loss of power it is complete or
-// does not exist.
-func writeNew(path, content string) error {
-	part := path + ".part"
-	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	_, err = f.WriteString(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	if err := os.Rename(part, path); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
 }

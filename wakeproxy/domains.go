@@ -2,7 +2,6 @@ package wakeproxy
 
 import (
 	"fmt"
-	"net"
 	"regexp"
 	"slices"
 	"strconv"
@@ -36,10 +35,7 @@ type Domains []string
 
 // Contains reports whether a host belongs to previews, existing or not.
 func (d Domains) Contains(host string) bool {
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
-	}
-	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	host = canonicalHost(hostname(host))
 	return slices.ContainsFunc(d, func(domain string) bool {
 		return host == domain || strings.HasSuffix(host, "."+domain)
 	})

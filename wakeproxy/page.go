@@ -34,14 +34,16 @@ var (
 )
 
 func renderWaitingPage() []byte {
-	var b bytes.Buffer
-	t := template.Must(template.New("waiting").Parse(waitingSource))
-	err := t.Execute(&b, map[string]any{
+	return render(template.Must(template.New("waiting").Parse(waitingSource)), map[string]any{
 		"Style":    template.CSS(pageStyle),
 		"Script":   template.JS(pageScript),
 		"WakePath": WakePath, "StatusPath": StatusPath,
 	})
-	if err != nil {
+}
+
+func render(page *template.Template, values map[string]any) []byte {
+	var b bytes.Buffer
+	if err := page.Execute(&b, values); err != nil {
 		panic(err) // a mistake in our own template
 	}
 	return b.Bytes()
@@ -76,13 +78,10 @@ func writeProblemPage(w http.ResponseWriter, r *http.Request, p *problem.Problem
 			values["StatusPath"], values["Script"] = StatusPath, template.JS(pageScript)
 		}
 	}
-	var b bytes.Buffer
-	if err := problemTemplate.Execute(&b, values); err != nil {
-		panic(err) // a mistake in our own template
-	}
+	page := render(problemTemplate, values)
 	maps.Copy(w.Header(), p.GetHeaders())
 	w.Header().Set(requestid.Header, p.RequestID)
 	w.Header().Set("Content-Security-Policy", pagePolicy)
 	w.Header().Set("Vary", varies)
-	writeOwn(w, "text/html; charset=utf-8", p.Status, b.Bytes())
+	writeOwn(w, "text/html; charset=utf-8", p.Status, page)
 }

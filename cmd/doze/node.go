@@ -52,9 +52,8 @@ func findNodeProgram() (string, error) {
 	}
 	if self, err := os.Executable(); err == nil {
 		if self, err = filepath.EvalSymlinks(self); err == nil {
-			beside := filepath.Join(filepath.Dir(self), name)
-			if _, err := exec.LookPath(beside); err == nil {
-				return beside, nil
+			if program, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
+				return program, nil
 			}
 		}
 	}

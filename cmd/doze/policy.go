@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
 )
 
 func (a *app) policyCommand() *cobra.Command {
@@ -29,7 +31,8 @@ new, build and test need no node, and dev does without one.`,
   doze policy push github github/github.wasm`,
 	}
 	cmd.AddCommand(a.policyNewCommand(), a.policyDevCommand(), a.policyBuildCommand(), a.policyTestCommand(),
-		a.pushPolicyCommand(), a.listPoliciesCommand(), a.policyLogsCommand(), a.removePolicyCommand())
+		a.pushPolicyCommand(), a.listPoliciesCommand(), a.policyLogsCommand(),
+		a.forgetCommand("Forget policies that were pushed", "Not while rules name them.", policyNames, (*client.Client).DeletePolicy))
 	return cmd
 }
 

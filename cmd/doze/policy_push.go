@@ -88,22 +88,6 @@ func (a *app) listPoliciesCommand() *cobra.Command {
 	}
 }
 
-func (a *app) removePolicyCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "rm NAME...",
-		Short:             "Forget policies that were pushed",
-		Long:              "Forget policies that were pushed. Not while rules name them.",
-		Args:              wants(1, -1),
-		ValidArgsFunction: a.complete(policyNames),
-		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
-			if err := node.DeletePolicy(ctx, name); err != nil {
-				return err
-			}
-			return a.printGone(name, "removed")
-		}),
-	}
-}
-
 // policyNames lists the policies that were pushed.
 func policyNames(ctx context.Context, node *client.Client, _ []string) []string {
 	policies, _ := node.Policies(ctx)

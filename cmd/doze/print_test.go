@@ -65,7 +65,7 @@ func TestTables(t *testing.T) {
 	golden(t, "ls", printed(func(a *app) error { return a.printSandboxes([]types.Sandbox{shop, bare}) }))
 	golden(t, "show", printed(func(a *app) error { return a.printSandbox(shop) }))
 	golden(t, "top", printed(func(a *app) error {
-		return newTop(api).draw(context.Background(), a.out, snap, 1)
+		return (&top{node: api}).draw(context.Background(), a.out, snap, 1)
 	}))
 	golden(t, "ps", r.ok("ps", "shop"))
 	golden(t, "events", r.ok("events", "shop"))

@@ -23,7 +23,8 @@ func (a *app) secretCommand() *cobra.Command {
 		Short: "Secrets that policies put into requests of sandboxes",
 		Long:  "Secrets that policies put into requests of sandboxes. Sandboxes never see them, and their values cannot be read again.",
 	}
-	cmd.AddCommand(a.setSecretCommand(), a.listSecretsCommand(), a.removeSecretCommand())
+	cmd.AddCommand(a.setSecretCommand(), a.listSecretsCommand(),
+		a.forgetCommand("Forget secrets", "Requests of rules that use them are refused from then on.", secretNames, (*client.Client).DeleteSecret))
 	return cmd
 }
 
@@ -134,15 +135,16 @@ func (a *app) listSecretsCommand() *cobra.Command {
 	}
 }
 
-func (a *app) removeSecretCommand() *cobra.Command {
+// forgetCommand removes what the node stores under names.
+func (a *app) forgetCommand(short, long string, names lister, remove func(*client.Client, context.Context, string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:               "rm NAME...",
-		Short:             "Forget secrets",
-		Long:              "Forget secrets. Requests of rules that use them are refused from then on.",
+		Short:             short,
+		Long:              short + ". " + long,
 		Args:              wants(1, -1),
-		ValidArgsFunction: a.complete(secretNames),
+		ValidArgsFunction: a.complete(names),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
-			if err := node.DeleteSecret(ctx, name); err != nil {
+			if err := remove(node, ctx, name); err != nil {
 				return err
 			}
 			return a.printGone(name, "removed")

@@ -33,7 +33,7 @@ func (a *app) topCommand() *cobra.Command {
 			if interval < 100*time.Millisecond {
 				return usage.Errorf("--interval %s is too short; use at least 100ms", interval)
 			}
-			t := newTop(node)
+			t := &top{node: node}
 			screen, ok := a.out.(*os.File)
 			if once || a.json || !ok || !isTerminal(screen) {
 				return t.once(ctx, a)
@@ -48,60 +48,52 @@ func (a *app) topCommand() *cobra.Command {
 
 // top is a table of sandboxes that is read again and again.
 type top struct {
-	node  *client.Client
-	wakes map[string]*wakeCount // by id
-	cpu   map[string]cpuSample  // by id, at the last reading
+	node *client.Client
+	seen map[string]*sample // by id, of the last table
 }
 
-func newTop(node *client.Client) *top {
-	return &top{node: node, wakes: map[string]*wakeCount{}, cpu: map[string]cpuSample{}}
+// sample is what readings have found out about a sandbox.
+type sample struct {
+	at      time.Time // zero: the CPU time was unknown
+	seconds float64   // CPU time
+	share   float64   // of a core, that it used before; less than 0 if unknown
+
+	since time.Time // state_since when its wakes were counted
+	seq   uint64    // of the last event that was read
+	wakes int
 }
 
-// cpuSample is the CPU time of a sandbox at a moment, and the share of a core that
-// it used until then; less than 0 when that is not known.
-type cpuSample struct {
-	at      time.Time
-	seconds float64
-	share   float64
-}
-
-// sampleCPU notes the CPU time of the sandboxes of one reading.
-func (t *top) sampleCPU(sandboxes []types.Sandbox) {
-	now, next := time.Now(), make(map[string]cpuSample, len(sandboxes))
+// sample samples the sandboxes of one reading.
+func (t *top) sample(sandboxes []types.Sandbox) {
+	now, next := time.Now(), make(map[string]*sample, len(sandboxes))
 	for _, sb := range sandboxes {
-		if sb.Usage == nil {
-			continue
+		s := new(sample)
+		if before := t.seen[sb.ID]; before != nil {
+			*s = *before
 		}
-		sample := cpuSample{at: now, seconds: sb.Usage.CPUSeconds, share: -1}
-		if before, ok := t.cpu[sb.ID]; ok && sample.seconds >= before.seconds && now.After(before.at) {
-			sample.share = (sample.seconds - before.seconds) / now.Sub(before.at).Seconds()
+		at, seconds := s.at, s.seconds
+		s.at, s.share = time.Time{}, -1
+		if sb.Usage != nil {
+			s.at, s.seconds = now, sb.Usage.CPUSeconds
+			if !at.IsZero() && s.seconds >= seconds && now.After(at) {
+				s.share = (s.seconds - seconds) / now.Sub(at).Seconds()
+			}
 		}
-		next[sb.ID] = sample
+		next[sb.ID] = s
 	}
-	t.cpu = next
+	t.seen = next
 }
 
-// usage is what the table says of a sandbox's CPU and memory.
+// usage returns what the table has of a sandbox's CPU and memory.
 func (t *top) usage(sb types.Sandbox) (cpu, memory string) {
 	cpu, memory = "-", "-"
-	if sb.Usage == nil {
-		return cpu, memory
-	}
-	if share := t.cpu[sb.ID].share; share >= 0 {
+	if share := t.seen[sb.ID].share; share >= 0 {
 		cpu = fmt.Sprintf("%.1f%%", share*100)
 	}
-	if sb.Usage.MemoryBytes > 0 {
+	if sb.Usage != nil && sb.Usage.MemoryBytes > 0 {
 		memory = size(sb.Usage.MemoryBytes)
 	}
 	return cpu, memory
-}
-
-// wakeCount counts the wakes of one sandbox, by reading only what is new in its
-// timeline, and that only when its state has changed.
-type wakeCount struct {
-	since time.Time // state_since at the last look
-	seq   uint64    // of the last event that was read
-	count int
 }
 
 // snapshot is one look.
@@ -119,7 +111,6 @@ func (t *top) poll(ctx context.Context) (snapshot, error) {
 	if err != nil {
 		return snapshot{}, err
 	}
-	t.sampleCPU(sandboxes)
 	slices.SortStableFunc(sandboxes, func(x, y types.Sandbox) int {
 		return cmp.Or(rank(x.State)-rank(y.State), y.LastActiveAt.Compare(x.LastActiveAt))
 	})
@@ -146,6 +137,7 @@ func (t *top) once(ctx context.Context, a *app) error {
 
 // draw writes the table with at most that many sandboxes.
 func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) error {
+	t.sample(snap.Sandboxes)
 	engine := "engine ok"
 	if !snap.Node.Engine.OK {
 		engine = "engine: " + snap.Node.Engine.Error
@@ -174,27 +166,24 @@ func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) er
 	return nil
 }
 
-// countWakes is how often a sandbox woke, of what its timeline has kept.
+// countWakes returns how often a sandbox woke, as far as its timeline goes. It reads only
+// new events, and only when the sandbox's state has changed.
 func (t *top) countWakes(ctx context.Context, sb types.Sandbox) string {
-	have := t.wakes[sb.ID]
-	if have == nil {
-		have = &wakeCount{}
-		t.wakes[sb.ID] = have
-	}
-	if !have.since.Equal(sb.StateSince) || have.since.IsZero() {
-		events, err := t.node.Events(ctx, sb.ID, have.seq)
+	s := t.seen[sb.ID]
+	if !s.since.Equal(sb.StateSince) || s.since.IsZero() {
+		events, err := t.node.Events(ctx, sb.ID, s.seq)
 		if err != nil {
 			return "?"
 		}
-		have.since = sb.StateSince
+		s.since = sb.StateSince
 		for _, e := range events {
-			have.seq = e.Seq
-			if e.Type == "woke" {
-				have.count++
+			s.seq = e.Seq
+			if e.Type == types.EventTypeWoke {
+				s.wakes++
 			}
 		}
 	}
-	return fmt.Sprint(have.count)
+	return fmt.Sprint(s.wakes)
 }
 
 // watch draws on the whole screen until q, Ctrl-C or the end of ctx. A failure

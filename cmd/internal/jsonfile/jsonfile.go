@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -120,39 +121,12 @@ func expected(e *json.UnmarshalTypeError) string {
 	return "a number"
 }
 
-// onlyKey returns where a key is that the text has once, or -1.
+// onlyKey returns the offset of a key that the text has once, or -1. A quote within a string
+// has a backslash before it, so that it does not look like a key's.
 func onlyKey(text []byte, name string) int {
-	d := json.NewDecoder(bytes.NewReader(text))
-	type frame struct{ object, key bool }
-	stack, found := []frame{}, -1
-	for {
-		token, err := d.Token()
-		if err != nil {
-			return found
-		}
-		top := len(stack) - 1
-		if delim, ok := token.(json.Delim); ok {
-			switch delim {
-			case '{', '[':
-				if top >= 0 && stack[top].object {
-					stack[top].key = true // a key follows its value
-				}
-				stack = append(stack, frame{delim == '{', true})
-			default:
-				stack = stack[:top]
-			}
-			continue
-		}
-		if top < 0 || !stack[top].object {
-			continue
-		}
-		if stack[top].key && token == name {
-			if found >= 0 {
-				return -1
-			}
-			end := int(d.InputOffset())
-			found = bytes.LastIndexByte(text[:end-1], '"')
-		}
-		stack[top].key = !stack[top].key
+	key := regexp.MustCompile(`[{,\s]("` + regexp.QuoteMeta(name) + `")\s*:`)
+	if found := key.FindAllSubmatchIndex(text, 2); len(found) == 1 {
+		return found[0][2]
 	}
+	return -1
 }
