@@ -51,8 +51,9 @@ func (f *configFlags) filename() string {
 	return path
 }
 
-func (f *configFlags) read() ([]byte, error) {
-	if f.file == "-" {
+// read reads the file, which is the default one if none is named.
+func (f *configFlags) read(a *app) ([]byte, error) {
+	if f.file = cmp.Or(f.file, a.defaultCaddyfile()); f.file == "-" {
 		return io.ReadAll(os.Stdin)
 	}
 	return os.ReadFile(f.file)
@@ -159,8 +160,7 @@ func (n admin) request(ctx context.Context, method, path string, header http.Hea
 		},
 	}}
 	response, err := client.Do(request)
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		return nil, fmt.Errorf("%w at %s: %w", errNoNode, n.address, op)
 	}
 	if err != nil {

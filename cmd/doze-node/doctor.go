@@ -128,9 +128,9 @@ func (a *app) checkStore(args []string, reset, asJSON bool) error {
 		return a.report([]doctor.Finding{finding}, asJSON)
 	}
 	err = store.Verify(dir)
-	var damage *store.DamageError
+	damage, isDamage := errors.AsType[*store.DamageError](err)
 	switch {
-	case errors.As(err, &damage):
+	case isDamage:
 		finding = doctor.Finding{Name: "store", Level: doctor.LevelError, Detail: fmt.Sprintf("%s %s; lost: %s", damage.Path, damage.Problem, damage.Lost), Remedy: damage.Remedy}
 	case err != nil:
 		return err

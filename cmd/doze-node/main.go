@@ -52,7 +52,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	case !errors.Is(err, errReported):
 		fmt.Fprintf(a.err, "doze: %s\n", display.Clean(strings.TrimSpace(err.Error())))
 	}
-	if wrong := (*usage.Error)(nil); errors.As(err, &wrong) {
+	if _, misused := errors.AsType[*usage.Error](err); misused {
 		return usage.ExitCode
 	}
 	return exitFailed

@@ -69,7 +69,7 @@ func (a *app) checkAlone(args []string) error {
 	f.add(flags)
 	config := &nodeConfig{}
 	if flags.Parse(a.withCaddyfile(args)) == nil && f.file != "" {
-		if text, err := f.read(); err == nil {
+		if text, err := f.read(a); err == nil {
 			if adapted, _, err := f.adaptHere(text); err == nil {
 				config = parseConfig(adapted)
 			}

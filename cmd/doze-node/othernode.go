@@ -124,10 +124,11 @@ func (a *app) runAsNode(ctx context.Context, n *runningNode, folder string, args
 	if err := startInNamespace(cmd, namespace); err != nil {
 		return fail(err)
 	}
-	var exit *exec.ExitError
-	if err := cmd.Wait(); errors.As(err, &exit) && exit.ExitCode() == exitFailed {
+	err = cmd.Wait()
+	if cmd.ProcessState.ExitCode() == exitFailed {
 		return errReported
-	} else if err != nil {
+	}
+	if err != nil {
 		return fail(err)
 	}
 	return nil

@@ -21,10 +21,7 @@ started with, not from this shell's. If the node refuses the configuration, it k
 present one.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.file == "" {
-				f.file = a.defaultCaddyfile()
-			}
-			text, err := f.read()
+			text, err := f.read(a)
 			if err != nil {
 				return err
 			}

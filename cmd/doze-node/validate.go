@@ -29,10 +29,7 @@ policies that were pushed to it are known. Otherwise this shell's environment do
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
-			if f.file == "" {
-				f.file = a.defaultCaddyfile()
-			}
-			text, err := f.read()
+			text, err := f.read(a)
 			if err != nil {
 				return err
 			}

@@ -18,14 +18,11 @@ import (
 
 // execFlags are the flags of exec.
 type execFlags struct {
-	shell   string
-	cwd     string
-	env     []string
-	timeout time.Duration
-	detach  bool
-	name    string
-	restart types.Restart
-	noStdin bool
+	types.StartProcessRequest
+	script          string
+	env             []string
+	timeout         time.Duration
+	detach, noStdin bool
 }
 
 const execName = "exec"
@@ -65,27 +62,26 @@ Exit codes of doze's own:
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVarP(&f.shell, "command", "c", "", "script for /bin/sh")
-	flags.StringVarP(&f.cwd, "cwd", "w", "", "folder to run it in")
+	flags.StringVarP(&f.script, "command", "c", "", "script for /bin/sh")
+	flags.StringVarP(&f.Cwd, "cwd", "w", "", "folder to run it in")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "KEY=VALUE, or KEY for this shell's value; may be repeated")
 	flags.DurationVar(&f.timeout, "timeout", 0, "kill it with all its processes after so long (default never)")
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run it in the background")
-	flags.StringVar(&f.name, "name", "", "with -d: name of the process")
-	choiceFlag(cmd, (*string)(&f.restart), "restart", "with -d: never, always (when it ends, and on a cold wake) or on_wake (on a cold wake)", "never", "always", "on_wake")
+	flags.StringVar(&f.Name, "name", "", "with -d: name of the process")
+	choiceFlag(cmd, (*string)(&f.Restart), "restart", "with -d: never, always (when it ends, and on a cold wake) or on_wake (on a cold wake)", "never", "always", "on_wake")
 	flags.BoolVarP(&f.noStdin, "no-stdin", "n", false, "do not read standard input; the command's is empty")
 	return cmd
 }
 
 func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []string) error {
-	run, err := commandOf(f.shell, words)
-	if err != nil {
+	var err error
+	if f.Command.Command, f.Argv, err = commandOf(f.script, words); err != nil {
 		return err
 	}
-	run.Cwd = f.cwd
-	if run.Env, err = a.environ(f.env); err != nil {
+	if f.Env, err = a.environ(f.env); err != nil {
 		return err
 	}
-	if !f.detach && (f.name != "" || f.restart != "") {
+	if !f.detach && (f.Name != "" || f.Restart != "") {
 		return usage.Errorf("--name and --restart are for processes in the background; add -d")
 	}
 	if f.detach && f.timeout != 0 {
@@ -99,19 +95,19 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 		return err
 	}
 	if f.detach {
-		p, err := node.StartProcess(ctx, sandbox, types.StartProcessRequest{Command: run, Name: f.name, Restart: f.restart})
+		p, err := node.StartProcess(ctx, sandbox, f.StartProcessRequest)
 		if err != nil {
 			return err
 		}
 		return a.print(p, "%s  %s", p.ID, p.Name)
 	}
-	req := client.ExecRequest{Command: run, Timeout: types.Duration(f.timeout)}
+	req := client.ExecRequest{Command: f.Command, Timeout: types.Duration(f.timeout)}
 	if f.timeout == 0 {
 		req.Timeout = client.NoTimeout // Ctrl-C ends it
 	}
 	streams := client.ExecStreams{Stdout: a.out, Stderr: a.err}
 	if !f.noStdin {
-		streams.Stdin = a.stdin(run.Argv)
+		streams.Stdin = a.stdin(f.Argv)
 	}
 	return a.execAndWait(ctx, node, sandbox, req, streams)
 }
@@ -146,16 +142,16 @@ func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox stri
 }
 
 // commandOf distinguishes a script for the shell and a command to run as it is.
-func commandOf(script string, words []string) (types.Command, error) {
+func commandOf(script string, words []string) (command string, argv []string, err error) {
 	switch {
 	case script != "" && len(words) > 0:
-		return types.Command{}, usage.Errorf("there are a script (-c) and a command (%s); give one of them", words[0])
+		return "", nil, usage.Errorf("there are a script (-c) and a command (%s); give one of them", words[0])
 	case script == "" && len(words) == 0:
-		return types.Command{}, usage.Errorf("no command given; write it after --: doze exec SANDBOX -- ls -l")
+		return "", nil, usage.Errorf("no command given; write it after --: doze exec SANDBOX -- ls -l")
 	case len(words) == 1 && strings.ContainsAny(words[0], " \t\n"):
-		script, words = words[0], nil
+		return words[0], nil, nil
 	}
-	return types.Command{Command: script, Argv: words}, nil
+	return script, words, nil
 }
 
 // stdin is what the command reads: nil when this program has no input, or may not

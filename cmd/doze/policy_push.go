@@ -67,25 +67,14 @@ func shortDigest(digest string) string {
 }
 
 func (a *app) listPoliciesCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "ls",
-		Short: "List policies, and the rules that name them",
-		Args:  wants(0, 0),
-		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
-			policies, err := node.Policies(ctx)
-			if err != nil {
-				return err
-			}
-			heads := []any{"NAME", "DIGEST", "SIZE", "CHANGED", "RULES"}
-			return printTable(a, "policies", policies, heads, func(p types.Policy) []any {
-				changed := ago(p.UpdatedAt)
-				if p.BuiltIn {
-					changed = "built in"
-				}
-				return []any{p.Name, shortDigest(p.Digest), size(p.Size), changed, cmp.Or(strings.Join(p.UsedBy, " "), "-")}
-			})
-		}),
-	}
+	heads := []any{"NAME", "DIGEST", "SIZE", "CHANGED", "RULES"}
+	return listCommand(a, "policies", "List policies, and the rules that name them", (*client.Client).Policies, heads, func(p types.Policy) []any {
+		changed := ago(p.UpdatedAt)
+		if p.BuiltIn {
+			changed = "built in"
+		}
+		return []any{p.Name, shortDigest(p.Digest), size(p.Size), changed, cmp.Or(strings.Join(p.UsedBy, " "), "-")}
+	})
 }
 
 // policyNames lists the policies that were pushed.

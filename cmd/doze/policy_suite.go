@@ -352,11 +352,8 @@ func (w *suiteWant) differences(o *outcome, secrets map[string]string) (list []s
 	}
 	one := func(what string, of []string, wants []matcher) {
 		for _, m := range wants {
-			want := ""
-			if !slices.ContainsFunc(of, func(text string) (ok bool) { want, ok = m.match(text, secrets); return ok }) {
-				if want == "" {
-					want, _ = m.match("", secrets)
-				}
+			if !slices.ContainsFunc(of, func(text string) bool { _, ok := m.match(text, secrets); return ok }) {
+				want, _ := m.match("", secrets)
 				differ(what, fmt.Sprintf("%q", of), want)
 			}
 		}

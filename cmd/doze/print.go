@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,8 +11,10 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/display"
 )
 
@@ -60,6 +63,22 @@ func printTable[T any](a *app, name string, list []T, heads []any, row func(T) [
 		t.row(row(item)...)
 	}
 	return t.flush()
+}
+
+// listCommand is a command that prints what the node lists under a name.
+func listCommand[T any](a *app, name, short string, list func(*client.Client, context.Context) ([]T, error), heads []any, row func(T) []any) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ls",
+		Short: short,
+		Args:  wants(0, 0),
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
+			items, err := list(node, ctx)
+			if err != nil {
+				return err
+			}
+			return printTable(a, name, items, heads, row)
+		}),
+	}
 }
 
 // timeline is a line about what happened at a moment, after that many lines that were lost.

@@ -12,6 +12,8 @@ import (
 	"net/url"
 	"os"
 	"strings"
+
+	"github.com/doze-run/doze/cmd/internal/jsonfile"
 )
 
 // recorded is a request in a file, with the policy's configuration and secrets.
@@ -76,9 +78,7 @@ func readRecorded(file string) (*recorded, error) {
 	}
 	r := &recorded{}
 	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) {
-		d := json.NewDecoder(bytes.NewReader(text))
-		d.DisallowUnknownFields()
-		err = d.Decode(r)
+		err = jsonfile.Decode(text, r)
 	} else {
 		err = r.readHTTP(text)
 	}

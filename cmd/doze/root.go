@@ -52,7 +52,6 @@ on this machine (DOZE_HOME).`,
 	root.PersistentFlags().StringVar(&a.caFile, "ca", "", "file with the CA of the node's certificate (default $DOZE_CA, or this machine's node's)")
 	root.Version = version.String()
 	root.SetVersionTemplate("doze {{.Version}}\n")
-	root.SetHelpCommand(a.helpCommand())
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	root.MarkPersistentFlagFilename("ca")
 	root.AddGroup(
@@ -73,33 +72,23 @@ on this machine (DOZE_HOME).`,
 	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
 	add(groupNode, append(a.nodeCommands(), a.envCommand(), a.versionCommand())...)
 	root.InitDefaultCompletionCmd()
+	setHelpCommand(root)
 	usage.Check(root, flagError)
 	return root
 }
 
-// helpCommand is cobra's, but an unknown command is an error.
-func (a *app) helpCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "help [COMMAND]",
-		Short: "Help about any command",
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) (words []string, _ cobra.ShellCompDirective) {
-			if found, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
-				for _, sub := range found.Commands() {
-					if sub.IsAvailableCommand() {
-						words = append(words, sub.Name())
-					}
-				}
-			}
-			return words, cobra.ShellCompDirectiveNoFileComp
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			found, rest, err := cmd.Root().Find(args)
-			if err != nil || len(rest) > 0 {
-				return usage.Errorf("unknown command %q; doze --help lists the commands", strings.Join(args, " "))
-			}
-			found.InitDefaultHelpFlag()
-			return found.Help()
-		},
+// setHelpCommand makes cobra's command help fail for an unknown command.
+func setHelpCommand(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	help, _, _ := root.Find([]string{"help"})
+	help.Use, help.Long, help.Run = "help [COMMAND]", "", nil
+	help.RunE = func(cmd *cobra.Command, args []string) error {
+		found, rest, err := cmd.Root().Find(args)
+		if err != nil || len(rest) > 0 {
+			return usage.Errorf("unknown command %q; doze --help lists the commands", strings.Join(args, " "))
+		}
+		found.InitDefaultHelpFlag()
+		return found.Help()
 	}
 }
 

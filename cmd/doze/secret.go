@@ -114,25 +114,14 @@ func (a *app) readInput(what, file string, most int64) ([]byte, error) {
 }
 
 func (a *app) listSecretsCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "ls",
-		Short: "List secrets, without their values",
-		Args:  wants(0, 0),
-		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
-			secrets, err := node.Secrets(ctx)
-			if err != nil {
-				return err
-			}
-			heads := []any{"NAME", "VERSION", "CHANGED", "HOSTS"}
-			return printTable(a, "secrets", secrets, heads, func(s types.Secret) []any {
-				hosts := strings.Join(s.Hosts, " ")
-				if s.Unreadable {
-					hosts = "cannot be decrypted: set it again"
-				}
-				return []any{s.Name, s.Version, ago(s.UpdatedAt), hosts}
-			})
-		}),
-	}
+	heads := []any{"NAME", "VERSION", "CHANGED", "HOSTS"}
+	return listCommand(a, "secrets", "List secrets, without their values", (*client.Client).Secrets, heads, func(s types.Secret) []any {
+		hosts := strings.Join(s.Hosts, " ")
+		if s.Unreadable {
+			hosts = "cannot be decrypted: set it again"
+		}
+		return []any{s.Name, s.Version, ago(s.UpdatedAt), hosts}
+	})
 }
 
 // forgetCommand removes what the node stores under names.

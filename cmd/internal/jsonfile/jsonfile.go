@@ -4,6 +4,7 @@ package jsonfile
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,18 +75,18 @@ func position(text []byte, offset int) Position {
 }
 
 func located(text []byte, err error) error {
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
+	syntax, isSyntax := errors.AsType[*json.SyntaxError](err)
+	kind, isKind := errors.AsType[*json.UnmarshalTypeError](err)
 	switch {
 	case errors.Is(err, io.EOF):
 		return &Error{position(text, len(text)), "the file is empty; write a JSON value"}
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return &Error{position(text, len(text)), "the JSON value does not end"}
-	case errors.As(err, &syntax):
+	case isSyntax:
 		return &Error{position(text, int(syntax.Offset)-1), "invalid JSON: " + syntax.Error()}
-	case errors.As(err, &kind):
+	case isKind:
 		// The offset is the end of the value, or after a bracket.
-		return &Error{position(text, int(kind.Offset)-1), fmt.Sprintf("%s is a JSON %s; it should be %s", field(kind.Field), kind.Value, expected(kind))}
+		return &Error{position(text, int(kind.Offset)-1), fmt.Sprintf("%s is a JSON %s; it should be %s", cmp.Or(kind.Field, "the value"), kind.Value, expected(kind))}
 	}
 	// encoding/json has no type for it.
 	if quoted, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
@@ -98,13 +99,6 @@ func located(text []byte, err error) error {
 		}
 	}
 	return err
-}
-
-func field(name string) string {
-	if name == "" {
-		return "the value"
-	}
-	return name
 }
 
 func expected(e *json.UnmarshalTypeError) string {

@@ -27,9 +27,9 @@ func New(err error) error {
 // Errorf is New of fmt.Errorf.
 func Errorf(format string, args ...any) error { return New(fmt.Errorf(format, args...)) }
 
-// Check makes errors about the arguments and flags of a command, and of those below
-// it, an Error. A command that only has others below it takes no other word. flagError says more about an error of a flag; nil: it is printed as it
-// is.
+// Check makes errors about the arguments and flags of a command, and of those below it, an
+// Error. A command that only has others below it takes no other word. flagError, unless nil,
+// adds to an error of a flag.
 func Check(cmd *cobra.Command, flagError func(*cobra.Command, error) error) {
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if flagError != nil {
