@@ -43,14 +43,18 @@ With --proxy it is what your programs outside of sandboxes sent through the node
 		ValidArgsFunction: of.complete(a),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			sandbox, _ := of.split(args)
-			if follow {
-				return a.followFlows(ctx, node, sandbox, filter, tail)
+			sandbox, err := followed(ctx, node, sandbox, follow && !of.proxy)
+			if err != nil {
+				return err
 			}
 			flows, err := node.Flows(ctx, sandbox, filter, 0)
 			if err != nil {
 				return err
 			}
-			return printItems(a, "flows", last(flows, tail), flowText)
+			return printStream(ctx, a, "flows", last(flows, tail), follow, func(f types.Flow) uint64 { return f.Seq }, flowText,
+				func(after uint64, each func(types.Flow) error) error {
+					return node.FollowFlows(ctx, sandbox, filter, after, each)
+				})
 		}),
 	}
 	of.flag(cmd)
@@ -61,31 +65,6 @@ With --proxy it is what your programs outside of sandboxes sent through the node
 	choiceFlag(cmd, (*string)(&filter.Verdict), "verdict", "only flows with this verdict: allow, deny, respond or error", "allow", "deny", "respond", "error")
 	choiceFlag(cmd, (*string)(&filter.Kind), "kind", "only dns, connection or request", "dns", "connection", "request")
 	return cmd
-}
-
-// followFlows prints each flow once, and goes on when the node comes back.
-func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox string, filter client.FlowFilter, tail int) error {
-	if sandbox != "" {
-		// By id from here on: another sandbox may get the name.
-		sb, err := node.Get(ctx, sandbox)
-		if err != nil {
-			return err
-		}
-		sandbox = sb.ID
-	}
-	var after uint64
-	if tail > 0 {
-		stored, err := node.Flows(ctx, sandbox, filter, 0)
-		if err != nil {
-			return err
-		}
-		if older := len(stored) - tail; older > 0 {
-			after = stored[older-1].Seq
-		}
-	}
-	return followItems(ctx, a, after, func(f types.Flow) uint64 { return f.Seq }, flowText, func(after uint64, each func(types.Flow) error) error {
-		return node.FollowFlows(ctx, sandbox, filter, after, each)
-	})
 }
 
 func flowText(f types.Flow) string {

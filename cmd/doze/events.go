@@ -27,38 +27,61 @@ the newest 4,096 events since the node started. This wakes none of them.`,
 			if len(args) == 0 {
 				return a.feed(ctx, node, follow)
 			}
-			if follow {
-				return a.followEvents(ctx, node, args[0])
-			}
-			events, err := node.Events(ctx, args[0], 0)
+			sandbox, err := followed(ctx, node, args[0], follow)
 			if err != nil {
 				return err
 			}
-			return printItems(a, "events", events, eventText)
+			events, err := node.Events(ctx, sandbox, 0)
+			if err != nil {
+				return err
+			}
+			return printStream(ctx, a, "events", events, follow, func(e types.Event) uint64 { return e.Seq }, eventText,
+				func(after uint64, each func(types.Event) error) error {
+					return followEvents(ctx, node, sandbox, after, each)
+				})
 		}),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the sandbox is destroyed")
 	return cmd
 }
 
-// errDestroyed ends followEvents after the last event.
+// errDestroyed ends a stream after the last event of a sandbox.
 var errDestroyed = errors.New("the sandbox is destroyed")
 
-// followEvents prints the events of a sandbox until it is destroyed.
-func (a *app) followEvents(ctx context.Context, node *client.Client, sandbox string) error {
-	// By id from here on: another sandbox may get the name.
-	sb, err := node.Get(ctx, sandbox)
-	if err != nil {
-		return err
-	}
-	return followItems(ctx, a, 0, func(e types.Event) uint64 { return e.Seq }, eventText, func(after uint64, each func(types.Event) error) error {
-		return node.Follow(ctx, sb.ID, after, func(e types.Event) error {
-			if err := each(e); err != nil || e.Type != types.EventTypeDestroyed {
-				return err
-			}
-			return errDestroyed
-		})
+// followEvents calls each with every event until the sandbox is destroyed.
+func followEvents(ctx context.Context, node *client.Client, sandbox string, after uint64, each func(types.Event) error) error {
+	return node.Follow(ctx, sandbox, after, func(e types.Event) error {
+		if err := each(e); err != nil || e.Type != types.EventTypeDestroyed {
+			return err
+		}
+		return errDestroyed
 	})
+}
+
+// followed returns the name of a sandbox, or its id if it is followed: another sandbox may
+// get the name.
+func followed(ctx context.Context, node *client.Client, name string, follow bool) (string, error) {
+	if !follow {
+		return name, nil
+	}
+	sb, err := node.Get(ctx, name)
+	return sb.ID, err
+}
+
+// printStream prints the items of a list, and with follow the ones that come after them.
+func printStream[T any](ctx context.Context, a *app, name string, list []T, follow bool, seq func(T) uint64, text func(T) string,
+	stream func(after uint64, each func(T) error) error) error {
+	if !follow {
+		return printItems(a, name, list, text)
+	}
+	var after uint64
+	for _, item := range list {
+		if err := printItem(a, item, text); err != nil {
+			return err
+		}
+		after = seq(item)
+	}
+	return followItems(ctx, a, after, seq, text, stream)
 }
 
 // feed prints the events of all sandboxes. It reports on stderr when it missed events.

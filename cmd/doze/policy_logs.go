@@ -28,20 +28,10 @@ request it was written. "doze egress flows SANDBOX --json" has the same flows. T
 			if err != nil {
 				return err
 			}
-			lines = last(lines, tail)
-			if !follow {
-				return printItems(a, "lines", lines, policyText)
-			}
-			var after uint64
-			for _, line := range lines {
-				if err := printItem(a, line, policyText); err != nil {
-					return err
-				}
-				after = line.Seq
-			}
-			return followItems(ctx, a, after, func(l types.PolicyLine) uint64 { return l.Seq }, policyText, func(after uint64, each func(types.PolicyLine) error) error {
-				return node.FollowPolicyLogs(ctx, args[0], level, after, each)
-			})
+			return printStream(ctx, a, "lines", last(lines, tail), follow, func(l types.PolicyLine) uint64 { return l.Seq }, policyText,
+				func(after uint64, each func(types.PolicyLine) error) error {
+					return node.FollowPolicyLogs(ctx, args[0], level, after, each)
+				})
 		}),
 	}
 	f := cmd.Flags()

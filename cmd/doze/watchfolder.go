@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -142,12 +143,7 @@ func (w *folderWatch) concerns(event fsnotify.Event) bool {
 
 // isTemporary reports whether a path is one of hidden files and folders, or one of an
 // editor's backup and swap files.
-func isTemporary(path string) bool {
-	name := filepath.Base(path)
-	return strings.HasPrefix(name, ".") || strings.HasPrefix(name, "#") || strings.HasSuffix(name, "~") ||
-		strings.HasSuffix(name, ".swp") || strings.HasSuffix(name, ".tmp") || strings.Contains(name, ".tmp.") ||
-		strings.HasSuffix(name, ".bak") || strings.HasSuffix(name, "___") || name == vimProbe
-}
+func isTemporary(path string) bool { return temporaryName.MatchString(filepath.Base(path)) }
 
-// vimProbe is the file by which Vim finds out whether it can write to a folder.
-const vimProbe = "4913"
+// temporaryName: with 4913 Vim finds out whether it can write to a folder.
+var temporaryName = regexp.MustCompile(`^[.#]|~$|\.(swp|tmp|bak)$|\.tmp\.|___$|^4913$`)
