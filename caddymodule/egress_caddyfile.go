@@ -61,73 +61,66 @@ func (a *App) parseEgress(o options) error {
 	if o.NextArg() {
 		return o.ArgErr()
 	}
-	a.Egress = new(Egress)
+	e := new(Egress)
+	a.Egress = e
 	block := o.NewFromNextSegment()
-	presets, err := a.Egress.parsePresets(block)
-	if err != nil {
-		return err
-	}
-	block.Reset()
 	block.Next() // egress
 	inner := options{Dispenser: block, seen: map[string]bool{}}
 	var rules []*caddyfile.Dispenser
 	for nesting := block.Nesting(); block.NextBlock(nesting); {
-		if block.Val() == "rule" {
+		switch block.Val() {
+		case "preset":
+			if err := e.parsePreset(block.NewFromNextSegment()); err != nil {
+				return err
+			}
+			continue
+		case "rule":
 			segment := block.NewFromNextSegment()
 			rules = append(rules, segment)
-			if err := a.Egress.parseRule(segment); err != nil {
+			if err := e.parseRule(segment); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := a.Egress.parseOption(inner); err != nil {
+		if err := e.parseOption(inner); err != nil {
 			return err
 		}
 		// All options before were valid: a mistake is in this line.
-		if _, err := a.Egress.options(); err != nil {
+		if _, err := e.options(); err != nil {
 			return block.WrapErr(err)
-		}
-	}
-	if _, err := a.Egress.compileRules(presets); err != nil {
-		at := block
-		if first, ok := errors.AsType[*rule.Error](err); ok {
-			at = rules[first.Index]
-			a.Egress.Rules = a.Egress.Rules[:first.Index+1]
-			_, err = a.Egress.compileRules(presets) // without the mistakes in later rules
-		}
-		at.Reset()
-		at.Next()
-		return at.WrapErr(err)
-	}
-	return nil
-}
-
-// parsePresets reads the presets of the block egress, before any rule.
-func (e *Egress) parsePresets(d *caddyfile.Dispenser) (*rule.Presets, error) {
-	d.Next() // egress
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		option := d.NewFromNextSegment()
-		if option.Next(); option.Val() != "preset" {
-			continue
-		}
-		if err := e.parsePreset(option); err != nil {
-			return nil, err
 		}
 	}
 	presets, err := e.presets()
 	if err != nil {
-		return nil, d.WrapErr(err)
+		return wrapAtStart(block, err)
 	}
-	return presets, nil
+	if _, err := e.compileRules(presets); err != nil {
+		at := block
+		if first, ok := errors.AsType[*rule.Error](err); ok {
+			at = rules[first.Index]
+			e.Rules = e.Rules[:first.Index+1]
+			_, err = e.compileRules(presets) // without the mistakes in later rules
+		}
+		return wrapAtStart(at, err)
+	}
+	return nil
+}
+
+// wrapAtStart gives an error the position of the first token.
+func wrapAtStart(d *caddyfile.Dispenser, err error) error {
+	d.Reset()
+	d.Next()
+	return d.WrapErr(err)
 }
 
 func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
+	d.Next() // preset
 	if !d.NextArg() {
 		return d.ArgErr()
 	}
 	name := d.Val()
-	if _, twice := e.Presets[name]; twice {
-		return d.Errf("preset %s is already set", name)
+	if err := setOnce(d, &e.Presets, "preset "+name, name, Preset{}); err != nil {
+		return err
 	}
 	p := Preset{Hosts: d.RemainingArgs()}
 	o := options{Dispenser: d, seen: map[string]bool{}}
@@ -145,38 +138,28 @@ func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
 			return d.Errf("unrecognized subdirective '%s' of preset; it has description and hosts", d.Val())
 		}
 	}
-	if e.Presets == nil {
-		e.Presets = map[string]Preset{}
-	}
 	e.Presets[name] = p
 	if _, err := rule.NewPresets([]preset.Preset{p.preset(name)}); err != nil {
-		d.Reset()
-		d.Next()
-		return d.WrapErr(err)
+		return wrapAtStart(d, err)
 	}
 	return nil
 }
 
 func (e *Egress) parseOption(o options) error {
-	switch o.Val() {
-	case "preset":
-		o.NextSegment() // parsePresets has read it
-		return nil
-	case "resolve":
+	if o.Val() == "resolve" {
 		return e.parseResolve(o)
-	default:
-		return o.field("egress", map[string]any{
-			"default":                     (*string)(&e.Default),
-			"resolvers":                   &e.Resolvers,
-			"upstream_ca":                 &e.UpstreamCAFiles,
-			"upstream_proxy":              &e.UpstreamProxy,
-			"ech":                         &e.ECH,
-			"max_connections":             &e.MaxConnections,
-			"max_connections_per_sandbox": &e.MaxConnectionsPerSandbox,
-			"policy_memory_limit":         &e.PolicyMemoryLimit,
-			"policy_time_limit":           &e.PolicyTimeLimit,
-		})
 	}
+	return o.field("egress", map[string]any{
+		"default":                     (*string)(&e.Default),
+		"resolvers":                   &e.Resolvers,
+		"upstream_ca":                 &e.UpstreamCAFiles,
+		"upstream_proxy":              &e.UpstreamProxy,
+		"ech":                         &e.ECH,
+		"max_connections":             &e.MaxConnections,
+		"max_connections_per_sandbox": &e.MaxConnectionsPerSandbox,
+		"policy_memory_limit":         &e.PolicyMemoryLimit,
+		"policy_time_limit":           &e.PolicyTimeLimit,
+	})
 }
 
 func (e *Egress) parseResolve(o options) error {

@@ -113,7 +113,8 @@ func (p *Preview) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 		return nil
 	}
 	p.once.Do(func() {
-		p.handler = wakeproxy.NewHandler(node.Previews, p.next, wakeproxy.Options{
+		next := func(w http.ResponseWriter, r *http.Request) error { return p.proxy.ServeHTTP(w, r, nothing) }
+		p.handler = wakeproxy.NewHandler(node.Previews, next, wakeproxy.Options{
 			Domains:               p.Domains,
 			WaitTimeout:           time.Duration(p.WaitTimeout),
 			WaitingPageAfter:      time.Duration(p.WaitingPageAfter),
@@ -124,10 +125,6 @@ func (p *Preview) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	})
 	p.handler.ServeHTTP(w, r)
 	return nil
-}
-
-func (p *Preview) next(w http.ResponseWriter, r *http.Request) error {
-	return p.proxy.ServeHTTP(w, r, nothing)
 }
 
 var nothing = caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })

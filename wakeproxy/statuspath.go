@@ -2,7 +2,7 @@ package wakeproxy
 
 import (
 	"context"
-	"encoding/json"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -14,22 +14,14 @@ import (
 // sandbox.
 const StatusPath = "/.doze/status"
 
-// previewStatus is the response body of StatusPath.
-type previewStatus struct {
-	// Listening is true if the sandbox is running and its port accepts connections.
-	Listening bool `json:"listening"`
-}
-
 // statusTimeout bounds the attempt to connect, which takes no time on a loopback.
 const statusTimeout = 2 * time.Second
 
+// serveStatus reports whether the sandbox is running and its port accepts connections.
 func (h *Handler) serveStatus(w http.ResponseWriter, r *http.Request, id sandbox.ID, port sandbox.Port) {
 	ctx, cancel := context.WithTimeout(r.Context(), statusTimeout)
 	defer cancel()
-	body, err := json.Marshal(previewStatus{Listening: h.proxy.sandboxes.Listens(ctx, id, port.Port)})
-	if err != nil {
-		panic(err) // a boolean
-	}
+	body := fmt.Appendf(nil, `{"listening":%t}`, h.proxy.sandboxes.Listens(ctx, id, port.Port))
 	w.Header().Set("Vary", varies)
 	writeOwn(w, "application/json", http.StatusOK, body)
 }

@@ -6,7 +6,6 @@
 package inuse
 
 import (
-	"bufio"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -114,17 +113,16 @@ func listeners(network string, address netip.AddrPort) ([]string, error) {
 	}
 	var inodes []string
 	for _, suffix := range []string{"", "6"} {
-		f, err := os.Open("/proc/self/net/" + network + suffix)
+		text, err := os.ReadFile("/proc/self/net/" + network + suffix)
 		if errors.Is(err, os.ErrNotExist) {
 			continue // no IPv6
 		}
 		if err != nil {
 			return nil, err
 		}
-		lines := bufio.NewScanner(f)
-		for lines.Scan() {
+		for line := range strings.Lines(string(text)) {
 			// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
-			fields := strings.Fields(lines.Text())
+			fields := strings.Fields(line)
 			if len(fields) < 10 || fields[3] != state {
 				continue
 			}
@@ -132,11 +130,6 @@ func listeners(network string, address netip.AddrPort) ([]string, error) {
 			if ok && local.Port() == address.Port() && overlap(local.Addr(), address.Addr().Unmap()) {
 				inodes = append(inodes, fields[9])
 			}
-		}
-		err = lines.Err()
-		f.Close()
-		if err != nil {
-			return nil, err
 		}
 	}
 	return inodes, nil
