@@ -17,33 +17,20 @@ func RulesOf(rules []types.Rule) ([]rule.Rule, error) {
 	converted := make([]rule.Rule, len(rules))
 	var errs []error
 	for i, r := range rules {
-		var ruleErrs []*rule.Error
-		converted[i], ruleErrs = ruleOf(r)
-		for _, err := range ruleErrs {
-			err.Index = i
-			errs = append(errs, err)
+		invalid := func(field, format string, args ...any) {
+			errs = append(errs, &rule.Error{Index: i, Rule: r.Name, Field: field, Problem: fmt.Sprintf(format, args...)})
 		}
+		converted[i] = ruleOf(r, invalid)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
 	}
 	return converted, nil
 }
 
-// RuleOf converts one rule, see RulesOf. The errors have the Index 0.
-func RuleOf(r types.Rule) (rule.Rule, error) {
-	rules, err := RulesOf([]types.Rule{r})
-	if err != nil {
-		return rule.Rule{}, err
-	}
-	return rules[0], nil
-}
-
-func ruleOf(r types.Rule) (converted rule.Rule, errs []*rule.Error) {
-	invalid := func(field, format string, args ...any) {
-		errs = append(errs, &rule.Error{Rule: r.Name, Field: field, Problem: fmt.Sprintf(format, args...)})
-	}
-	converted = rule.Rule{
+// ruleOf converts one rule, and calls invalid for each value that has no counterpart.
+func ruleOf(r types.Rule, invalid func(field, format string, args ...any)) rule.Rule {
+	converted := rule.Rule{
 		Name:         r.Name,
 		Hosts:        r.Hosts,
 		Addresses:    r.Addresses,
@@ -77,12 +64,12 @@ func ruleOf(r types.Rule) (converted rule.Rule, errs []*rule.Error) {
 	for _, p := range r.Policies {
 		converted.Policies = append(converted.Policies, rule.Use{Policy: p.Name, Config: p.Config, Secrets: p.Secrets})
 	}
-	return converted, errs
+	return converted
 }
 
-// RuleTo is the reverse of RuleOf. The action of a rule with policies or a response is
+// ruleTo is the reverse of ruleOf. The action of a rule with policies or a response is
 // implied.
-func RuleTo(r rule.Rule) types.Rule {
+func ruleTo(r rule.Rule) types.Rule {
 	converted := types.Rule{
 		Name:         r.Name,
 		Hosts:        r.Hosts,
@@ -113,15 +100,12 @@ func RuleTo(r rule.Rule) types.Rule {
 	return converted
 }
 
-// RulesTo is the reverse of RulesOf. It never returns nil.
-func RulesTo(rules []rule.Rule) []types.Rule { return listOf(rules, RuleTo) }
-
 func ruleSetOf(set ruleset.Set, warnings []rule.Warning) types.RuleSet {
 	converted := types.RuleSet{
 		Revision:  set.Revision,
 		UpdatedAt: set.UpdatedAt,
 		Default:   types.RuleDefault(set.Default),
-		Rules:     RulesTo(set.Rules),
+		Rules:     listOf(set.Rules, ruleTo),
 	}
 	for _, w := range warnings {
 		location := fmt.Sprintf("body.rules[%d]", w.Index)

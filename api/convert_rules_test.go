@@ -2,7 +2,6 @@ package api
 
 import (
 	"encoding/json"
-	"errors"
 	"reflect"
 	"testing"
 
@@ -10,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 )
 
 // fullRule has a value in every field. Compile does not accept it.
@@ -27,25 +27,21 @@ func fullRule() types.Rule {
 func TestConversionOfRulesLosesNothing(t *testing.T) {
 	full := fullRule()
 	checkFieldsSet(t, reflect.ValueOf(full), "types.Rule")
-	converted, err := RuleOf(full)
+	converted, err := RulesOf([]types.Rule{full, {}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkFieldsSet(t, reflect.ValueOf(converted), "rule.Rule")
-	if diff := cmp.Diff(full, RuleTo(converted)); diff != "" {
+	checkFieldsSet(t, reflect.ValueOf(converted[0]), "rule.Rule")
+	if diff := cmp.Diff(full, ruleTo(converted[0])); diff != "" {
 		t.Errorf("a rule changes when it is converted there and back (-want +got):\n%s", diff)
 	}
-	empty, err := RuleOf(types.Rule{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(rule.Rule{}, empty); diff != "" {
+	if diff := cmp.Diff(rule.Rule{}, converted[1]); diff != "" {
 		t.Errorf("an empty rule gains values (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(types.Rule{}, RuleTo(rule.Rule{})); diff != "" {
+	if diff := cmp.Diff(types.Rule{}, ruleTo(rule.Rule{})); diff != "" {
 		t.Errorf("an empty rule gains values (-want +got):\n%s", diff)
 	}
-	if list := RulesTo(nil); list == nil || len(list) != 0 {
+	if list := ruleSetOf(ruleset.Set{}, nil).Rules; list == nil || len(list) != 0 {
 		t.Errorf("no rules are %#v, not an empty list", list)
 	}
 }
@@ -77,7 +73,7 @@ func TestImpliedActionsAreNotInTheAPI(t *testing.T) {
 	for action, want := range map[rule.Action]types.RuleAction{
 		rule.Allow: "allow", rule.Deny: "deny", rule.Respond: "", rule.Policies: "", "": "",
 	} {
-		if got := RuleTo(rule.Rule{Action: action}).Action; got != want {
+		if got := ruleTo(rule.Rule{Action: action}).Action; got != want {
 			t.Errorf("action %q becomes %q, want %q", action, got, want)
 		}
 	}
@@ -90,11 +86,8 @@ func TestRulesWithoutCounterpartAreRefused(t *testing.T) {
 		{Ports: []string{"https"}},
 	})
 	var got []rule.Error
-	for _, err := range flatten(err) {
-		var fault *rule.Error
-		if errors.As(err, &fault) {
-			got = append(got, *fault)
-		}
+	for _, fault := range ruleErrors(err) {
+		got = append(got, *fault)
 	}
 	want := []rule.Error{
 		{Index: 1, Rule: "bad", Field: "action", Problem: `unknown action "policies"; use allow or deny, or no action in a rule with policies or respond`},
@@ -109,7 +102,7 @@ func TestRulesWithoutCounterpartAreRefused(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the errors differ (-want +got):\n%s", diff)
 	}
-	if _, err := RuleOf(types.Rule{Action: "answer"}); err == nil {
-		t.Error("RuleOf accepts an unknown action")
+	if _, err := RulesOf([]types.Rule{{Action: "answer"}}); err == nil {
+		t.Error("RulesOf accepts an unknown action")
 	}
 }

@@ -74,7 +74,7 @@ func TestConversionsUseEachField(t *testing.T) {
 	checkFieldsUsed(t, presetOf)
 	checkFieldsUsed(t, func(r rule.Rule) types.Rule {
 		r.Action = rule.Action(strings.ReplaceAll(string(r.Action), "x", string(rule.Deny))) // unknown actions are implied
-		return RuleTo(r)
+		return ruleTo(r)
 	})
 	checkFieldsUsed(t, func(s ruleset.Set) types.RuleSet { return ruleSetOf(s, nil) })
 	checkFieldsUsed(t, func(w rule.Warning) types.RuleSet { return ruleSetOf(ruleset.Set{}, []rule.Warning{w}) })

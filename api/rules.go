@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -71,16 +72,12 @@ func (a *API) presets(context.Context, *struct{}) (*output[types.PresetList], er
 
 func (a *API) nodeRules(context.Context, *struct{}) (*output[types.NodeRules], error) {
 	def, rules := a.cfg.Egress.NodeRules()
-	return respond(types.NodeRules{Default: types.RuleDefault(def), Rules: RulesTo(rules)})
+	return respond(types.NodeRules{Default: types.RuleDefault(def), Rules: listOf(rules, ruleTo)})
 }
 
 // rules responds with the rules of a sandbox, or if the id is empty with the owner's.
 func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
-	set, warnings, err := a.cfg.Egress.Rules(ctx, ownerOf(ctx), id)
-	if err != nil {
-		return nil, err
-	}
-	return newRulesOutput(set, warnings), nil
+	return respondRules(a.cfg.Egress.Rules(ctx, ownerOf(ctx), id))
 }
 
 func (a *API) setRules(ctx context.Context, id sandbox.ID, body *types.SetRulesRequest, ifMatch string) (*rulesOutput, error) {
@@ -92,15 +89,12 @@ func (a *API) setRules(ctx context.Context, id sandbox.ID, body *types.SetRulesR
 	if err != nil {
 		return nil, err
 	}
-	set, warnings, err := a.cfg.Egress.SetRules(ctx, ownerOf(ctx), id, ruleset.Update{Default: rule.Default(body.Default), Rules: rules, IfRevision: revision})
-	if err != nil {
-		return nil, err
-	}
-	return newRulesOutput(set, warnings), nil
+	return respondRules(a.cfg.Egress.SetRules(ctx, ownerOf(ctx), id, ruleset.Update{Default: rule.Default(body.Default), Rules: rules, IfRevision: revision}))
 }
 
-func newRulesOutput(set ruleset.Set, warnings []rule.Warning) *rulesOutput {
-	return &rulesOutput{ETag: strconv.Quote(strconv.FormatInt(set.Revision, 10)), Body: ruleSetOf(set, warnings)}
+// respondRules responds with the result of a call that returns rules.
+func respondRules(set ruleset.Set, warnings []rule.Warning, err error) (*rulesOutput, error) {
+	return &rulesOutput{ETag: strconv.Quote(strconv.FormatInt(set.Revision, 10)), Body: ruleSetOf(set, warnings)}, err
 }
 
 // parseRevision parses If-Match (RFC 9110, section 13.1.1). None and * mean any revision.
@@ -120,43 +114,31 @@ func parseRevision(ifMatch string) (*int64, error) {
 
 // problemOfRules returns the problem of invalid rules, with the location of each fault.
 func problemOfRules(err error) *problem.Problem {
-	var faults []problem.FieldError
-	var first *rule.Error
-	total := 0
-	for _, e := range flatten(err) {
-		fault, ok := e.(*rule.Error)
-		if !ok {
-			continue
-		}
-		if total++; total == 1 {
-			first = fault
-		}
-		if total <= maxFaults {
-			faults = append(faults, problem.FieldError{Location: fmt.Sprintf("body.rules[%d].%s", fault.Index, fault.Field), Message: fault.Problem})
-		}
+	faults := ruleErrors(err)
+	p := problem.New(problem.RulesInvalid, faults[0].Error())
+	if more := len(faults) - 1; more > 0 {
+		p.Detail += fmt.Sprintf("; and %d more", more)
 	}
-	detail := first.Error()
-	if total > 1 {
-		detail += fmt.Sprintf("; and %d more", total-1)
+	for _, fault := range faults[:min(len(faults), maxFaults)] {
+		p.Errors = append(p.Errors, problem.FieldError{Location: fmt.Sprintf("body.rules[%d].%s", fault.Index, fault.Field), Message: fault.Problem})
 	}
-	p := problem.New(problem.RulesInvalid, detail)
-	p.Errors = faults
 	return p
 }
 
-// flatten returns the errors that err joins and wraps.
-func flatten(err error) []error {
+// ruleErrors returns the errors of rules that err joins and wraps.
+func ruleErrors(err error) []*rule.Error {
 	switch e := err.(type) {
 	case *rule.Error:
-		return []error{e}
+		return []*rule.Error{e}
 	case interface{ Unwrap() []error }:
-		var all []error
+		var all []*rule.Error
 		for _, one := range e.Unwrap() {
-			all = append(all, flatten(one)...)
+			all = append(all, ruleErrors(one)...)
 		}
 		return all
-	case interface{ Unwrap() error }:
-		return flatten(e.Unwrap())
+	}
+	if err = errors.Unwrap(err); err != nil {
+		return ruleErrors(err)
 	}
 	return nil
 }
