@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"path"
 	"regexp"
 	"strconv"
@@ -197,65 +198,53 @@ func (s *source) call(n *ast.CallExpr) {
 	of, _ := fun.X.(*ast.Ident)
 	switch {
 	case of != nil && (of.Name == "fmt" && fun.Sel.Name == "Errorf" || of.Name == "errors" && fun.Sel.Name == "New") && len(n.Args) > 0:
-		if text, ok := s.text(Error, n.Args[0]); ok {
+		if text, literals, _ := s.text(Error, n.Args[0]); literals > 0 {
 			s.errorForm(n.Args[0], text)
 		}
-	case isLogger(fun.X):
+	case logger.MatchString(types.ExprString(fun.X)):
 		s.logCall(fun.Sel.Name, n.Args)
 	}
 }
 
-// text reads a literal, or literals joined by +. Between them other operands are one word.
-func (s *source) text(kind Kind, e ast.Expr) (string, bool) {
-	var all []ast.Expr
-	var flatten func(e ast.Expr)
-	flatten = func(e ast.Expr) {
+// text reads a literal, or literals joined by +, and counts them and the other operands,
+// each of which is one word of the text.
+func (s *source) text(kind Kind, e ast.Expr) (text string, literals, others int) {
+	u := &unit{path: s.path, kind: kind}
+	var read func(e ast.Expr)
+	read = func(e ast.Expr) {
 		if b, ok := e.(*ast.BinaryExpr); ok && b.Op == token.ADD {
 			s.used[b] = true
-			flatten(b.X)
-			flatten(b.Y)
+			read(b.X)
+			read(b.Y)
 			return
 		}
-		all = append(all, e)
-	}
-	flatten(e)
-	u := &unit{path: s.path, kind: kind}
-	literals := 0
-	for _, e := range all {
 		u.offsets, u.numbers = append(u.offsets, len(u.text)), append(u.numbers, s.line(e))
 		lit, ok := e.(*ast.BasicLit)
 		if !ok || lit.Kind != token.STRING {
 			u.text += "%s"
-			continue
+			others++
+			return
 		}
 		s.used[lit] = true
 		literals++
-		value, err := strconv.Unquote(lit.Value)
-		if err != nil {
-			return "", false
-		}
+		value, _ := strconv.Unquote(lit.Value) // the parser has accepted it
 		u.text += value
 	}
-	if literals == 0 || (kind == String && !hasWords(u.text)) {
-		return u.text, literals > 0
+	read(e)
+	if literals > 0 && (kind != String || hasWords(u.text)) {
+		s.units = append(s.units, u)
 	}
-	s.units = append(s.units, u)
-	return u.text, true
+	return u.text, literals, others
 }
 
 // literal reads a string that stands for itself; of a raw one each line.
 func (s *source) literal(lit *ast.BasicLit) {
-	value, err := strconv.Unquote(lit.Value)
-	if err != nil {
-		return
+	value, _ := strconv.Unquote(lit.Value) // the parser has accepted it
+	lines := []string{value}
+	if strings.HasPrefix(lit.Value, "`") {
+		lines = strings.Split(value, "\n")
 	}
-	if !strings.HasPrefix(lit.Value, "`") {
-		if hasWords(value) {
-			s.units = append(s.units, single(s.path, String, s.line(lit), value))
-		}
-		return
-	}
-	for i, line := range strings.Split(value, "\n") {
+	for i, line := range lines {
 		if hasWords(line) {
 			s.units = append(s.units, single(s.path, String, s.line(lit)+i, line))
 		}
@@ -306,22 +295,8 @@ func capital(text string) bool {
 	return rest == "" && strings.HasPrefix(text, "A ") || rest != "" && strings.ToLower(rest) == rest && !strings.ContainsAny(rest, "-_.0123456789")
 }
 
-var loggerName = regexp.MustCompile(`^(?:slog|[a-zA-Z]*[lL]og(?:ger)?)$`)
-
-// isLogger reports whether an expression is a *slog.Logger, judging by its name.
-func isLogger(e ast.Expr) bool {
-	switch e := e.(type) {
-	case *ast.Ident:
-		return loggerName.MatchString(e.Name)
-	case *ast.SelectorExpr:
-		return loggerName.MatchString(e.Sel.Name)
-	case *ast.CallExpr:
-		if f, ok := e.Fun.(*ast.SelectorExpr); ok {
-			return loggerName.MatchString(f.Sel.Name) || (f.Sel.Name == "With" || f.Sel.Name == "WithGroup") && isLogger(f.X)
-		}
-	}
-	return false
-}
+// logger finds an expression that is a *slog.Logger, judging by its name.
+var logger = regexp.MustCompile(`(?:^|\.)(?:slog|[a-zA-Z]*[lL]og(?:ger)?)(?:\(.*\))?(?:\.With(?:Group)?\(.*\))*$`)
 
 // logMethods have the index of the message among their arguments.
 var logMethods = map[string]int{
@@ -353,11 +328,11 @@ func (s *source) logCall(method string, args []ast.Expr) {
 		s.report(ruleLogConstant, s.line(args[i]), "a call")
 		return
 	}
-	if b, isBinary := args[i].(*ast.BinaryExpr); isBinary && !constant(b) {
+	text, literals, others := s.text(Log, args[i])
+	if _, joined := args[i].(*ast.BinaryExpr); joined && others > 0 {
 		s.report(ruleLogConstant, s.line(args[i]), "a concatenation")
 	}
-	text, ok := s.text(Log, args[i])
-	if !ok {
+	if literals == 0 {
 		return // a constant or variable
 	}
 	if capital(text) {
@@ -372,29 +347,16 @@ func (s *source) logCall(method string, args []ast.Expr) {
 	}
 }
 
-// constant reports whether only literals are joined.
-func constant(e ast.Expr) bool {
-	switch e := e.(type) {
-	case *ast.BinaryExpr:
-		return constant(e.X) && constant(e.Y)
-	case *ast.BasicLit:
-		return true
-	}
-	return false
-}
-
 // logKeys checks the keys among the arguments after a message, as far as they are literals.
 func (s *source) logKeys(args []ast.Expr) {
 	for i := 0; i < len(args); i++ {
-		if call, ok := args[i].(*ast.CallExpr); ok {
-			if f, ok := call.Fun.(*ast.SelectorExpr); ok && len(call.Args) > 0 {
-				if of, ok := f.X.(*ast.Ident); ok && of.Name == "slog" {
-					s.logKey(call.Args[0])
-					if f.Sel.Name == "Group" {
-						s.logKeys(call.Args[1:])
-					}
-					continue
+		if call, ok := args[i].(*ast.CallExpr); ok && len(call.Args) > 0 {
+			if fun := types.ExprString(call.Fun); strings.HasPrefix(fun, "slog.") {
+				s.logKey(call.Args[0])
+				if fun == "slog.Group" {
+					s.logKeys(call.Args[1:])
 				}
+				continue
 			}
 		}
 		if _, ok := args[i].(*ast.BasicLit); !ok {
