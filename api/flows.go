@@ -92,10 +92,7 @@ func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, client string) (*h
 }
 
 func respondExplanation(e explain.Explanation, err error) (*output[types.Explanation], error) {
-	if err != nil {
-		return nil, err
-	}
-	return respond(explanationOf(e))
+	return &output[types.Explanation]{explanationOf(e)}, err
 }
 
 func headerOf(headers map[string]string) http.Header {

@@ -133,10 +133,7 @@ func (a *API) usage(ctx context.Context, id sandbox.ID) *types.Usage {
 
 // respondSandbox responds with the result of a call that returns a sandbox.
 func (a *API) respondSandbox(sb sandbox.Sandbox, err error) (*output[types.Sandbox], error) {
-	if err != nil {
-		return nil, err
-	}
-	return respond(a.sandboxOf(sb))
+	return &output[types.Sandbox]{a.sandboxOf(sb)}, err
 }
 
 func (a *API) update(ctx context.Context, _ *SandboxPath, body *types.UpdateSandboxRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {

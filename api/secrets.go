@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -40,11 +41,11 @@ func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecret
 	if err != nil {
 		return nil, err
 	}
-	secret, err := a.cfg.Egress.Secrets.Put(ctx, ownerOf(ctx), in.Name, value, body.Hosts)
-	if err != nil {
-		return nil, err
-	}
-	return respond(secretOf(secret))
+	return respondSecret(a.cfg.Egress.Secrets.Put(ctx, ownerOf(ctx), in.Name, value, body.Hosts))
+}
+
+func respondSecret(s vault.Secret, err error) (*output[types.Secret], error) {
+	return &output[types.Secret]{secretOf(s)}, err
 }
 
 func (a *API) secrets(ctx context.Context, _ *struct{}) (*output[types.SecretList], error) {
@@ -52,11 +53,7 @@ func (a *API) secrets(ctx context.Context, _ *struct{}) (*output[types.SecretLis
 }
 
 func (a *API) secret(ctx context.Context, in *NamePath) (*output[types.Secret], error) {
-	secret, err := a.cfg.Egress.Secrets.Get(ownerOf(ctx), in.Name)
-	if err != nil {
-		return nil, err
-	}
-	return respond(secretOf(secret))
+	return respondSecret(a.cfg.Egress.Secrets.Get(ownerOf(ctx), in.Name))
 }
 
 func (a *API) deleteSecret(ctx context.Context, in *NamePath) (*struct{}, error) {
