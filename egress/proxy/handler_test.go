@@ -17,50 +17,49 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 const key = "doze_key"
 
-// way is an Egress that records the targets and implements Connect as a test requires.
-type way struct {
+// fakeEgress is an Egress that records the targets and implements Connect as a test requires.
+type fakeEgress struct {
 	mu      sync.Mutex
-	asked   []Target
+	targets []Target
 	header  http.Header
 	connect func(ctx context.Context, t *Tunnel)
 }
 
-func (y *way) note(to Target) {
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	y.asked = append(y.asked, to)
+func (egress *fakeEgress) note(to Target) {
+	egress.mu.Lock()
+	defer egress.mu.Unlock()
+	egress.targets = append(egress.targets, to)
 }
 
-func (y *way) Connect(ctx context.Context, owner string, to Target, t *Tunnel) {
-	y.note(to)
+func (egress *fakeEgress) Connect(ctx context.Context, owner string, to Target, t *Tunnel) {
+	egress.note(to)
 	if owner != "ann" {
 		panic("owner is " + owner)
 	}
-	if y.connect != nil {
-		y.connect(ctx, t)
+	if egress.connect != nil {
+		egress.connect(ctx, t)
 		return
 	}
-	t.Refuse(problem.New(problem.EgressDenied, "said the test"))
+	t.Refuse(problem.New(problem.EgressDenied, "denied by the test"))
 }
 
-func (y *way) Request(w http.ResponseWriter, r *http.Request, _ string, to Target) {
-	y.note(to)
-	y.header = r.Header
+func (egress *fakeEgress) Request(w http.ResponseWriter, r *http.Request, _ string, to Target) {
+	egress.note(to)
+	egress.header = r.Header
 	w.WriteHeader(http.StatusNoContent)
 }
 
-func newProxy(t *testing.T, y *way) *httptest.Server {
+func newProxy(t *testing.T, egress *fakeEgress) *httptest.Server {
 	t.Helper()
-	h, err := New(Config{Egress: y, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
+	h, err := New(Config{Egress: egress, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,14 +71,14 @@ func newProxy(t *testing.T, y *way) *httptest.Server {
 }
 
 // handle passes a request to a Handler, as if it had arrived over TLS.
-func handle(t *testing.T, y *way, text string, change ...func(*http.Request)) *http.Response {
+func handle(t *testing.T, egress *fakeEgress, text string, change ...func(*http.Request)) *http.Response {
 	t.Helper()
 	w := httptest.NewRecorder()
-	handleWith(t, w, y, text, change...)
+	handleWith(t, w, egress, text, change...)
 	return w.Result()
 }
 
-func handleWith(t *testing.T, w http.ResponseWriter, y *way, text string, change ...func(*http.Request)) {
+func handleWith(t *testing.T, w http.ResponseWriter, egress *fakeEgress, text string, change ...func(*http.Request)) {
 	t.Helper()
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(strings.ReplaceAll(text, "\n", "\r\n") + "\r\n\r\n")))
 	if err != nil {
@@ -89,7 +88,7 @@ func handleWith(t *testing.T, w http.ResponseWriter, y *way, text string, change
 	for _, c := range change {
 		c(r)
 	}
-	h, err := New(Config{Egress: y, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
+	h, err := New(Config{Egress: egress, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,37 +99,37 @@ func basic(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
-func TestOnlyWhoShowsAKeyIsServed(t *testing.T) {
+func TestRequestsRequireAKey(t *testing.T) {
 	for field, ok := range map[string]bool{
 		"Bearer " + key: true, "bearer  " + key: true, basic("any", key): true, basic("", key): true,
 		"": false, "Bearer": false, "Bearer other": false, basic(key, ""): false, basic("any", "other"): false,
 		"Basic " + key: false, "Digest " + key: false, key: false, "Bearer " + strings.Repeat("x", maxKey+1): false,
 	} {
-		y := &way{}
+		egress := &fakeEgress{}
 		header := ""
 		if field != "" {
 			header = "\nProxy-Authorization: " + field
 		}
-		res := handle(t, y, "GET http://a.example/ HTTP/1.1\nHost: a.example"+header)
-		if want := map[bool]int{true: http.StatusNoContent, false: http.StatusProxyAuthRequired}[ok]; res.StatusCode != want || ok != (len(y.asked) == 1) {
-			t.Errorf("%.40q: %d, asked %v", field, res.StatusCode, y.asked)
+		res := handle(t, egress, "GET http://a.example/ HTTP/1.1\nHost: a.example"+header)
+		if want := map[bool]int{true: http.StatusNoContent, false: http.StatusProxyAuthRequired}[ok]; res.StatusCode != want || ok != (len(egress.targets) == 1) {
+			t.Errorf("%.40q: %d, targets %v", field, res.StatusCode, egress.targets)
 		}
 		if !ok && (len(res.Header["Proxy-Authenticate"]) != 2 || res.Header.Get(problem.HeaderError) != "proxy_authentication_required") {
 			t.Errorf("%.40q: %v", field, res.Header)
 		}
 	}
 	twice := "\nProxy-Authorization: Bearer " + key + "\nProxy-Authorization: Bearer other"
-	if res := handle(t, &way{}, "GET http://a.example/ HTTP/1.1\nHost: a.example"+twice); res.StatusCode != http.StatusProxyAuthRequired {
+	if res := handle(t, &fakeEgress{}, "GET http://a.example/ HTTP/1.1\nHost: a.example"+twice); res.StatusCode != http.StatusProxyAuthRequired {
 		t.Errorf("two keys: %d", res.StatusCode)
 	}
 }
 
-func TestKeysOfOtherMachinesComeByTLSOnly(t *testing.T) {
+func TestKeysFromOtherMachinesRequireTLS(t *testing.T) {
 	for from, want := range map[string]int{
 		"127.0.0.1:5000": 204, "[::1]:5000": 204, "[::ffff:127.0.0.1]:5000": 204,
 		"192.0.2.1:5000": 403, "[2001:db8::1]:5000": 403, "@": 403, "": 403,
 	} {
-		res := handle(t, &way{}, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key,
+		res := handle(t, &fakeEgress{}, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key,
 			func(r *http.Request) { r.RemoteAddr = from })
 		if res.StatusCode != want {
 			t.Errorf("from %q: %d, want %d", from, res.StatusCode, want)
@@ -138,7 +137,7 @@ func TestKeysOfOtherMachinesComeByTLSOnly(t *testing.T) {
 	}
 }
 
-func TestWhereRequestsGo(t *testing.T) {
+func TestTargets(t *testing.T) {
 	for line, want := range map[string]string{
 		"CONNECT a.example:443":         `{a.example invalid IP 443 false}`,
 		"CONNECT A.Example.:22":         `{a.example invalid IP 22 false}`,
@@ -180,21 +179,21 @@ func TestWhereRequestsGo(t *testing.T) {
 	}
 }
 
-func TestNobodySeesWhatIsForTheProxy(t *testing.T) {
-	y := &way{}
-	handle(t, y, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key+"\nProxy-Connection: keep-alive\nProxy-Other: "+key+"\nX: 1")
-	if len(y.header) != 1 || y.header.Get("X") != "1" {
-		t.Errorf("%v", y.header)
+func TestFieldsForTheProxyAreRemoved(t *testing.T) {
+	egress := &fakeEgress{}
+	handle(t, egress, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key+"\nProxy-Connection: keep-alive\nProxy-Other: "+key+"\nX: 1")
+	if len(egress.header) != 1 || egress.header.Get("X") != "1" {
+		t.Errorf("%v", egress.header)
 	}
 }
 
 // The server of the handler sets fields that describe itself, such as an alternative
 // address. The client would attribute them to the upstream.
-func TestWhatTheServerSaysOfItselfIsNotTheHosts(t *testing.T) {
+func TestServersOwnFieldsAreRemoved(t *testing.T) {
 	w := httptest.NewRecorder()
 	w.Header().Set("Alt-Svc", `h3=":3128"`)
 	w.Header().Set("Server", "a proxy")
-	handleWith(t, w, &way{}, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key)
+	handleWith(t, w, &fakeEgress{}, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key)
 	if res := w.Result(); res.StatusCode != http.StatusNoContent || len(res.Header) != 0 {
 		t.Errorf("%s %v", res.Status, res.Header)
 	}
@@ -216,11 +215,11 @@ func TestRefusals(t *testing.T) {
 		"too long a header": {"GET http://a.example/ HTTP/1.1\nHost: a.example" + authorization + "\nX: " + strings.Repeat("x", maxHeader), "", problem.HeaderTooLarge, 431, "64 KiB"},
 		"no target":         {"GET / HTTP/1.1\nHost: a.example" + authorization, "", problem.TargetInvalid, 400, "CONNECT"},
 		"no port":           {"CONNECT a.example HTTP/1.1\nHost: a.example" + authorization, "", problem.TargetInvalid, 400, "example.com:443"},
-		"a decision":        {"CONNECT a.example:7 HTTP/1.1\nHost: a.example:7" + authorization, "", problem.EgressDenied, 403, "said the test"},
-		"a call of gRPC":    {"CONNECT a.example:7 HTTP/1.1\nHost: a.example:7\nContent-Type: application/grpc" + authorization, "", problem.EgressDenied, 403, "said the test"},
+		"a decision":        {"CONNECT a.example:7 HTTP/1.1\nHost: a.example:7" + authorization, "", problem.EgressDenied, 403, "denied by the test"},
+		"a call of gRPC":    {"CONNECT a.example:7 HTTP/1.1\nHost: a.example:7\nContent-Type: application/grpc" + authorization, "", problem.EgressDenied, 403, "denied by the test"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			res := handle(t, &way{}, c.request, func(r *http.Request) {
+			res := handle(t, &fakeEgress{}, c.request, func(r *http.Request) {
 				if c.from != "" {
 					r.RemoteAddr = c.from
 				}
@@ -236,17 +235,12 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// patience limits how long a test waits. It does not measure speed.
-const patience = time.Minute
-
 // tunnel requests a tunnel from a proxy over HTTP/2.
 func tunnel(t *testing.T, server *httptest.Server) (*io.PipeWriter, *http.Response) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
 	body, up := io.Pipe()
 	t.Cleanup(func() { up.Close() })
-	r, err := http.NewRequestWithContext(ctx, "CONNECT", server.URL, body)
+	r, err := http.NewRequestWithContext(testkit.Context(t), "CONNECT", server.URL, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,10 +254,10 @@ func tunnel(t *testing.T, server *httptest.Server) (*io.PipeWriter, *http.Respon
 	return up, res
 }
 
-func TestAReadOfAStreamGoesOnAfterItsDeadline(t *testing.T) {
+func TestStreamReadContinuesAfterItsDeadline(t *testing.T) {
 	result := make(chan error, 1)
 	reading := make(chan struct{})
-	y := &way{connect: func(_ context.Context, tunnel *Tunnel) {
+	egress := &fakeEgress{connect: func(_ context.Context, tunnel *Tunnel) {
 		result <- func() error {
 			conn, err := tunnel.Accept()
 			if err != nil {
@@ -288,7 +282,7 @@ func TestAReadOfAStreamGoesOnAfterItsDeadline(t *testing.T) {
 			return err
 		}()
 	}}
-	up, res := tunnel(t, newProxy(t, y))
+	up, res := tunnel(t, newProxy(t, egress))
 	<-reading
 	fmt.Fprint(up, "hello")
 	if got, err := io.ReadAll(res.Body); err != nil || string(got) != "bye" {
@@ -299,23 +293,23 @@ func TestAReadOfAStreamGoesOnAfterItsDeadline(t *testing.T) {
 	}
 }
 
-func TestTheClientSeesThatAStreamWasCut(t *testing.T) {
-	y := &way{connect: func(_ context.Context, tunnel *Tunnel) {
+func TestClientIsNotifiedOfAnAbortedStream(t *testing.T) {
+	egress := &fakeEgress{connect: func(_ context.Context, tunnel *Tunnel) {
 		if conn, err := tunnel.Accept(); err == nil {
 			_, _ = conn.Write([]byte("part"))
 			conn.Abort()
 			conn.Close()
 		}
 	}}
-	_, res := tunnel(t, newProxy(t, y))
+	_, res := tunnel(t, newProxy(t, egress))
 	if got, err := io.ReadAll(res.Body); err == nil {
 		t.Errorf("%q ends as if it were all", got)
 	}
 }
 
-func TestAbortEndsAWriteThatNobodyReads(t *testing.T) {
+func TestAbortEndsABlockedWrite(t *testing.T) {
 	result := make(chan error, 1)
-	y := &way{connect: func(_ context.Context, tunnel *Tunnel) {
+	egress := &fakeEgress{connect: func(_ context.Context, tunnel *Tunnel) {
 		conn, err := tunnel.Accept()
 		if err != nil {
 			result <- err
@@ -333,26 +327,21 @@ func TestAbortEndsAWriteThatNobodyReads(t *testing.T) {
 		}
 		result <- nil
 	}}
-	tunnel(t, newProxy(t, y))
-	select {
-	case err := <-result:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(patience):
-		t.Fatal("the write still waits")
+	tunnel(t, newProxy(t, egress))
+	if err := testkit.Receive(t, "the end of the write", result); err != nil {
+		t.Error(err)
 	}
 }
 
-func TestATunnelIsDecidedOnOnce(t *testing.T) {
+func TestTunnelIsDecidedOnOnce(t *testing.T) {
 	result := make(chan error, 1)
-	y := &way{connect: func(_ context.Context, tunnel *Tunnel) {
+	egress := &fakeEgress{connect: func(_ context.Context, tunnel *Tunnel) {
 		tunnel.Refuse(problem.New(problem.EgressDenied, "first"))
 		tunnel.Refuse(problem.New(problem.UpstreamUnreachable, "second"))
 		_, err := tunnel.Accept()
 		result <- err
 	}}
-	_, res := tunnel(t, newProxy(t, y))
+	_, res := tunnel(t, newProxy(t, egress))
 	body, _ := io.ReadAll(res.Body)
 	if err := <-result; !errors.Is(err, ErrDecided) || res.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "first") {
 		t.Errorf("%v, %s %s", err, res.Status, body)

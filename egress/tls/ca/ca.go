@@ -11,6 +11,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -42,9 +43,9 @@ type Authority struct {
 	// key is the key of all leaves. One is enough: a leaf's key only proves to a
 	// sandbox that it communicates with this process, which holds the authority's key
 	// as well.
-	key    *ecdsa.PrivateKey
-	keyID  []byte
-	leaves *cache
+	key   *ecdsa.PrivateKey
+	keyID []byte
+	cache cache
 
 	roots    atomic.Pointer[roots]
 	renewing sync.Mutex // held while roots are made and stored
@@ -60,24 +61,31 @@ func Open(ctx context.Context, cfg Config) (*Authority, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("making the key of leaf certificates: %w", err)
+	a := &Authority{cfg: cfg, record: seal.Document{Store: cfg.Documents, Key: cfg.Key, Kind: documentKind, Name: documentName}}
+	var err error
+	if a.key, a.keyID, err = newKey(); err != nil {
+		return nil, fmt.Errorf("make the key of leaf certificates: %w", err)
 	}
-	id, err := keyID(&key.PublicKey)
-	if err != nil {
-		return nil, fmt.Errorf("making the key of leaf certificates: %w", err)
-	}
-	a := &Authority{cfg: cfg, record: seal.Document{Store: cfg.Documents, Key: cfg.Key, Kind: documentKind, Name: documentName}, key: key, keyID: id, leaves: newCache(cacheSize)}
-	kept, err := a.load(ctx)
+	stored, err := a.load(ctx)
 	if err != nil {
 		return nil, err
 	}
-	a.roots.Store(kept)
+	a.roots.Store(newRoots(stored))
 	if err := a.renew(ctx); err != nil {
 		return nil, err
 	}
 	return a, nil
+}
+
+// newKey returns a key with its identifier, by which a certificate refers to the key that
+// signed it (RFC 7093, section 2, method 1).
+func newKey() (key *ecdsa.PrivateKey, id []byte, err error) {
+	if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return nil, nil, err
+	}
+	point, err := key.PublicKey.Bytes()
+	sum := sha256.Sum256(point)
+	return key, sum[:20], err
 }
 
 // Bundle returns, in PEM, all roots that sandboxes should trust now: one, or two
@@ -89,12 +97,12 @@ func (a *Authority) Bundle() []byte { return a.current(context.Background()).bun
 // next call tries again.
 func (a *Authority) current(ctx context.Context) *roots {
 	now := a.cfg.Now()
-	if kept := a.roots.Load(); now.Before(kept.due) {
-		return kept
+	if roots := a.roots.Load(); now.Before(roots.due) {
+		return roots
 	}
 	// The caller may be a request whose client disconnects; others need the renewal, too.
 	if err := a.renew(context.WithoutCancel(ctx)); err != nil {
-		a.cfg.Log.Error("renewing the egress CA", "error", err)
+		a.cfg.Log.Error("failed to renew the egress CA", "error", err)
 	}
 	return a.roots.Load()
 }

@@ -1,7 +1,6 @@
 package ca
 
 import (
-	"container/list"
 	"crypto/tls"
 	"sync"
 	"time"
@@ -13,39 +12,32 @@ const cacheSize = 4096
 
 // leaf is the cache entry for the certificate of one host.
 type leaf struct {
-	host string
-
 	mu    sync.Mutex // held while cert is signed
 	cert  *tls.Certificate
 	until time.Time // when cert is signed again
 }
 
-// cache holds the most recently used leaves.
+// cache holds the leaves that were used since the one before the latest rotation. The zero
+// value is ready for use.
 type cache struct {
-	mu   sync.Mutex
-	size int
-	at   map[string]*list.Element // of *leaf
-	used *list.List               // most recently used first
-}
-
-func newCache(size int) *cache {
-	return &cache{size: size, at: map[string]*list.Element{}, used: list.New()}
+	mu            sync.Mutex
+	recent, older map[string]*leaf // by host, at most half of cacheSize each
 }
 
 // get returns the entry of a host, which it adds without a certificate if necessary.
 func (c *cache) get(host string) *leaf {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if e, ok := c.at[host]; ok {
-		c.used.MoveToFront(e)
-		return e.Value.(*leaf)
+	l := c.recent[host]
+	if l != nil {
+		return l
 	}
-	if c.used.Len() == c.size {
-		last := c.used.Back()
-		delete(c.at, last.Value.(*leaf).host)
-		c.used.Remove(last)
+	if l = c.older[host]; l == nil {
+		l = new(leaf)
 	}
-	l := &leaf{host: host}
-	c.at[host] = c.used.PushFront(l)
+	if c.recent == nil || len(c.recent) == cacheSize/2 {
+		c.recent, c.older = map[string]*leaf{}, c.recent
+	}
+	c.recent[host] = l
 	return l
 }

@@ -2,6 +2,7 @@ package ca
 
 import (
 	"context"
+	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -29,7 +31,7 @@ const (
 // case, ASCII, no dot at the end), or the text of an address. The leaf is signed at
 // the first call, once for all concurrent callers, and then cached for some days.
 func (a *Authority) Certificate(ctx context.Context, host string) (*tls.Certificate, error) {
-	l := a.leaves.get(host)
+	l := a.cache.get(host)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := a.cfg.Now()
@@ -37,7 +39,7 @@ func (a *Authority) Certificate(ctx context.Context, host string) (*tls.Certific
 		return l.cert, nil
 	}
 	signer := a.current(ctx).signer(now)
-	cert, err := a.sign(signer, host, now)
+	cert, err := a.newLeaf(signer, host, now)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +47,7 @@ func (a *Authority) Certificate(ctx context.Context, host string) (*tls.Certific
 	return cert, nil
 }
 
-func (a *Authority) sign(by root, host string, now time.Time) (*tls.Certificate, error) {
+func (a *Authority) newLeaf(by root, host string, now time.Time) (*tls.Certificate, error) {
 	template := &x509.Certificate{ // with a random serial number of 20 bytes
 		NotBefore:             now.Add(-backdate),
 		NotAfter:              now.Add(leafLife),
@@ -65,17 +67,22 @@ func (a *Authority) sign(by root, host string, now time.Time) (*tls.Certificate,
 			template.Subject = pkix.Name{CommonName: host} // some clients show it
 		}
 	} else {
-		return nil, fmt.Errorf("a certificate for %.80q: %w", host, errNoName)
+		return nil, fmt.Errorf("sign a certificate for %.80q: %w", host, errNoName)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, by.cert, &a.key.PublicKey, by.key)
+	leaf, err := sign(template, by.cert, &a.key.PublicKey, by.key)
 	if err != nil {
-		return nil, fmt.Errorf("signing a certificate for %s: %w", host, err)
+		return nil, fmt.Errorf("sign a certificate for %s: %w", host, err)
 	}
-	leaf, err := x509.ParseCertificate(der)
+	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: a.key, Leaf: leaf}, nil
+}
+
+// sign returns the certificate of a template and a public key, signed by the key of parent.
+func sign(template, parent *x509.Certificate, public *ecdsa.PublicKey, key *ecdsa.PrivateKey) (*x509.Certificate, error) {
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, key)
 	if err != nil {
-		return nil, fmt.Errorf("signing a certificate for %s: %w", host, err)
+		return nil, err
 	}
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.key, Leaf: leaf}, nil
+	return x509.ParseCertificate(der)
 }
 
 var errNoName = errors.New("neither a host name nor an address")
@@ -86,12 +93,5 @@ func isName(host string) bool {
 	if len(host) == 0 || len(host) > maxHost {
 		return false
 	}
-	for i := range len(host) {
-		switch c := host[i]; {
-		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
-		default:
-			return false
-		}
-	}
-	return true
+	return strings.Trim(host, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
 }

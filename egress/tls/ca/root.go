@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/hex"
@@ -51,8 +48,8 @@ type roots struct {
 	due    time.Time // time of the next change
 }
 
-// kept is the encoding of a root in the record.
-type kept struct {
+// encodedRoot is the encoding of a root in the record.
+type encodedRoot struct {
 	Certificate []byte `json:"certificate"` // DER
 	Key         []byte `json:"key"`         // PKCS #8
 }
@@ -60,15 +57,17 @@ type kept struct {
 func newRoots(all []root) *roots {
 	r := &roots{all: all}
 	var b bytes.Buffer
-	for i, one := range all {
+	for _, one := range all {
 		pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: one.cert.Raw}) // never fails: writes to memory
-		if end := one.cert.NotAfter; i == 0 && len(all) > 1 {
-			r.due = end // it is removed
-		} else if i == 0 {
-			r.due = end.Add(-overlap) // it gets a successor
-		}
 	}
 	r.bundle = b.Bytes()
+	switch len(all) {
+	case 0:
+	case 1:
+		r.due = all[0].cert.NotAfter.Add(-overlap) // it gets a successor
+	default:
+		r.due = all[0].cert.NotAfter // it is removed
+	}
 	return r
 }
 
@@ -82,9 +81,9 @@ func (r *roots) signer(now time.Time) root {
 	return r.all[len(r.all)-1]
 }
 
-// load reads the record. Without a record it returns no roots. It seals a record again
-// that was sealed with an old key.
-func (a *Authority) load(ctx context.Context) (*roots, error) {
+// load reads the roots of the record. Without a record it returns none. It seals a record
+// again that was sealed with an old key.
+func (a *Authority) load(ctx context.Context) ([]root, error) {
 	plain, old, err := a.record.Read(ctx)
 	switch {
 	case errors.Is(err, seal.ErrOtherKey) || errors.Is(err, seal.ErrBroken):
@@ -92,50 +91,53 @@ func (a *Authority) load(ctx context.Context) (*roots, error) {
 	case err != nil:
 		return nil, fmt.Errorf("read the egress CA: %w", err)
 	case plain == nil:
-		return newRoots(nil), nil
+		return nil, nil
 	}
-	var record []kept
-	if err := json.Unmarshal(plain, &record); err != nil {
-		return nil, fmt.Errorf("reading the egress CA: %w", err)
-	}
-	var all []root
-	for _, k := range record {
-		cert, err := x509.ParseCertificate(k.Certificate)
-		if err != nil {
-			return nil, fmt.Errorf("reading the egress CA: %w", err)
-		}
-		key, err := x509.ParsePKCS8PrivateKey(k.Key)
-		if err != nil {
-			return nil, fmt.Errorf("reading the egress CA: %w", err)
-		}
-		private, ok := key.(*ecdsa.PrivateKey)
-		if !ok || !private.PublicKey.Equal(cert.PublicKey) {
-			return nil, fmt.Errorf("reading the egress CA: the key of %s is another's", cert.Subject.CommonName)
-		}
-		all = append(all, root{cert, private})
+	all, err := decodeRoots(plain)
+	if err != nil {
+		return nil, fmt.Errorf("read the egress CA: %w", err)
 	}
 	if old {
 		if err := a.save(ctx, all); err != nil {
-			a.cfg.Log.Error("the egress CA is still sealed with an old key, which has to be kept", "error", err)
+			a.cfg.Log.Error("failed to seal the egress CA with the new key; keep the old one", "error", err)
 		}
 	}
-	return newRoots(all), nil
+	return all, nil
+}
+
+func decodeRoots(plain []byte) ([]root, error) {
+	var record []encodedRoot
+	if err := json.Unmarshal(plain, &record); err != nil {
+		return nil, err
+	}
+	var all []root
+	for _, encoded := range record {
+		cert, errCert := x509.ParseCertificate(encoded.Certificate)
+		key, errKey := x509.ParsePKCS8PrivateKey(encoded.Key)
+		if err := errors.Join(errCert, errKey); err != nil {
+			return nil, err
+		}
+		private, ok := key.(*ecdsa.PrivateKey)
+		if !ok || !private.PublicKey.Equal(cert.PublicKey) {
+			return nil, fmt.Errorf("%s and its key do not match", cert.Subject.CommonName)
+		}
+		all = append(all, root{cert, private})
+	}
+	return all, nil
 }
 
 func (a *Authority) save(ctx context.Context, all []root) error {
-	var record []kept
-	for _, one := range all {
+	record := make([]encodedRoot, len(all))
+	var errs []error
+	for i, one := range all {
 		key, err := x509.MarshalPKCS8PrivateKey(one.key)
-		if err != nil {
-			return fmt.Errorf("writing the egress CA: %w", err)
-		}
-		record = append(record, kept{one.cert.Raw, key})
+		record[i], errs = encodedRoot{one.cert.Raw, key}, append(errs, err)
 	}
 	plain, err := json.Marshal(record)
-	if err != nil {
-		return fmt.Errorf("writing the egress CA: %w", err)
+	if err = errors.Join(append(errs, err)...); err == nil {
+		err = a.record.Write(ctx, plain)
 	}
-	if err := a.record.Write(ctx, plain); err != nil {
+	if err != nil {
 		return fmt.Errorf("write the egress CA: %w", err)
 	}
 	return nil
@@ -153,7 +155,7 @@ func (a *Authority) renew(ctx context.Context) error {
 	if made {
 		one, err := newRoot(now)
 		if err != nil {
-			return err
+			return fmt.Errorf("make the egress CA: %w", err)
 		}
 		all = append(all, one)
 	}
@@ -165,7 +167,7 @@ func (a *Authority) renew(ctx context.Context) error {
 	}
 	if made {
 		one := all[len(all)-1].cert
-		a.cfg.Log.Info("made a root of the egress CA", "subject", one.Subject.CommonName, "ends", one.NotAfter, "roots", len(all))
+		a.cfg.Log.Info("egress CA made a root", "subject", one.Subject.CommonName, "ends", one.NotAfter, "roots", len(all))
 	}
 	a.roots.Store(newRoots(all))
 	return nil
@@ -174,13 +176,9 @@ func (a *Authority) renew(ctx context.Context) error {
 // newRoot returns a new root. Its name contains a part of its key's hash: clients
 // find issuers by name, and two issuers with the same name confuse some of them.
 func newRoot(now time.Time) (root, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, id, err := newKey()
 	if err != nil {
-		return root{}, fmt.Errorf("making the key of the egress CA: %w", err)
-	}
-	id, err := keyID(&key.PublicKey)
-	if err != nil {
-		return root{}, fmt.Errorf("making the key of the egress CA: %w", err)
+		return root{}, err
 	}
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: "doze egress CA " + hex.EncodeToString(id[:4])},
@@ -192,24 +190,6 @@ func newRoot(now time.Time) (root, error) {
 		MaxPathLenZero:        true, // it signs leaves only
 		SubjectKeyId:          id,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return root{}, fmt.Errorf("making the egress CA: %w", err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return root{}, fmt.Errorf("making the egress CA: %w", err)
-	}
-	return root{cert, key}, nil
-}
-
-// keyID returns the identifier by which a certificate refers to the key that signed
-// it (RFC 7093, section 2, method 1).
-func keyID(key *ecdsa.PublicKey) ([]byte, error) {
-	point, err := key.Bytes()
-	if err != nil {
-		return nil, err
-	}
-	sum := sha256.Sum256(point)
-	return sum[:20], nil
+	cert, err := sign(template, template, &key.PublicKey, key)
+	return root{cert, key}, err
 }

@@ -52,12 +52,12 @@ func Read(r io.Reader) (Hello, []byte, error) {
 	t := &tap{r: r}
 	var first [1]byte
 	if _, err := io.ReadFull(t, first[:]); err != nil {
-		return Hello{}, t.taken, err
+		return Hello{}, t.received, err
 	}
 	if !IsTLS(first[0]) {
-		return Hello{}, t.taken, ErrNotTLS
+		return Hello{}, t.received, ErrNotTLS
 	}
-	t.again = t.taken
+	t.again = t.received
 
 	var hello *Hello
 	// The TLS server of crypto/tls parses; it is stopped before it responds.
@@ -73,21 +73,21 @@ func Read(r io.Reader) (Hello, []byte, error) {
 	}).HandshakeContext(context.Background())
 	switch {
 	case hello != nil:
-		return *hello, t.taken, nil
+		return *hello, t.received, nil
 	case t.err != nil:
-		return Hello{}, t.taken, t.err
+		return Hello{}, t.received, t.err
 	}
-	return Hello{}, t.taken, fmt.Errorf("reading a ClientHello: %w", err)
+	return Hello{}, t.received, fmt.Errorf("read a ClientHello: %w", err)
 }
 
 var errStop = errors.New("the hello was read")
 
 // tap is a read-only connection that records the bytes read from r.
 type tap struct {
-	r     io.Reader
-	again []byte // to be read again
-	taken []byte
-	err   error // r's, or ErrTooLong
+	r        io.Reader
+	again    []byte // to be read again
+	received []byte
+	err      error // r's, or ErrTooLong
 }
 
 func (t *tap) Read(b []byte) (int, error) {
@@ -96,12 +96,12 @@ func (t *tap) Read(b []byte) (int, error) {
 		t.again = t.again[n:]
 		return n, nil
 	}
-	if len(t.taken) == MaxBytes {
+	if len(t.received) == MaxBytes {
 		t.err = ErrTooLong
 		return 0, t.err
 	}
-	n, err := t.r.Read(b[:min(len(b), MaxBytes-len(t.taken))])
-	t.taken = append(t.taken, b[:n]...)
+	n, err := t.r.Read(b[:min(len(b), MaxBytes-len(t.received))])
+	t.received = append(t.received, b[:n]...)
 	if err != nil && t.err == nil {
 		t.err = err
 	}
@@ -117,5 +117,3 @@ func (t *tap) RemoteAddr() net.Addr             { return nil }
 func (t *tap) SetDeadline(time.Time) error      { return nil }
 func (t *tap) SetReadDeadline(time.Time) error  { return nil }
 func (t *tap) SetWriteDeadline(time.Time) error { return nil }
-
-var _ net.Conn = (*tap)(nil)

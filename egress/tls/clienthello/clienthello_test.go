@@ -16,25 +16,28 @@ import (
 	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 )
 
-// say returns the ClientHello of a client with this configuration.
-func say(t testing.TB, cfg *tls.Config) []byte {
+// helloOf returns the ClientHello of a client with this configuration.
+func helloOf(t testing.TB, cfg *tls.Config) []byte {
 	t.Helper()
-	c := &ear{}
+	c := &recordingConn{}
 	if err := tls.Client(c, cfg).Handshake(); !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
-	return c.said
+	return c.sent
 }
 
-type ear struct {
+type recordingConn struct {
 	net.Conn
-	said []byte
+	sent []byte
 }
 
-func (e *ear) Write(b []byte) (int, error)      { e.said = append(e.said, b...); return len(b), nil }
-func (e *ear) Read([]byte) (int, error)         { return 0, io.EOF }
-func (e *ear) Close() error                     { return nil }
-func (e *ear) SetWriteDeadline(time.Time) error { return nil }
+func (e *recordingConn) Write(b []byte) (int, error) {
+	e.sent = append(e.sent, b...)
+	return len(b), nil
+}
+func (e *recordingConn) Read([]byte) (int, error)         { return 0, io.EOF }
+func (e *recordingConn) Close() error                     { return nil }
+func (e *recordingConn) SetWriteDeadline(time.Time) error { return nil }
 
 // echConfigs returns configurations that hide a name behind a public one.
 func echConfigs(t testing.TB, public string) []byte {
@@ -61,17 +64,17 @@ func TestHelloOfRealClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.cfg.InsecureSkipVerify = true
-			said := say(t, c.cfg)
+			sent := helloOf(t, c.cfg)
 			for how, r := range map[string]io.Reader{
-				"at once": bytes.NewReader(said), "byte by byte": iotest.OneByteReader(bytes.NewReader(said)),
-				"with more": io.MultiReader(bytes.NewReader(said), strings.NewReader("early data")),
+				"in one read": bytes.NewReader(sent), "byte by byte": iotest.OneByteReader(bytes.NewReader(sent)),
+				"with more": io.MultiReader(bytes.NewReader(sent), strings.NewReader("early data")),
 			} {
-				got, taken, err := Read(r)
+				got, received, err := Read(r)
 				if err != nil || got.ServerName != c.want.ServerName || got.ECH != c.want.ECH || !slices.Equal(got.ALPN, c.want.ALPN) {
 					t.Errorf("%s: got %+v, %v; want %+v", how, got, err, c.want)
 				}
-				if !bytes.HasPrefix(taken, said) {
-					t.Errorf("%s: of %d bytes %d were given back", how, len(said), len(taken))
+				if !bytes.HasPrefix(received, sent) {
+					t.Errorf("%s: of %d bytes %d were returned", how, len(sent), len(received))
 				}
 			}
 		})
@@ -81,21 +84,21 @@ func TestHelloOfRealClients(t *testing.T) {
 // A hello may be split into records anywhere, which hides the name from filters that
 // search only the first packet.
 func TestHelloInManyRecords(t *testing.T) {
-	said := say(t, &tls.Config{ServerName: "api.github.com"})
-	head, message := said[:3], said[5:]
+	sent := helloOf(t, &tls.Config{ServerName: "api.github.com"})
+	head, message := sent[:3], sent[5:]
 	var split []byte
 	for part := range slices.Chunk(message, 16) {
 		split = append(append(split, head...), 0, byte(len(part)))
 		split = append(split, part...)
 	}
-	got, taken, err := Read(bytes.NewReader(split))
-	if err != nil || got.ServerName != "api.github.com" || !bytes.Equal(taken, split) {
+	got, received, err := Read(bytes.NewReader(split))
+	if err != nil || got.ServerName != "api.github.com" || !bytes.Equal(received, split) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }
 
-func TestWhatIsNoHello(t *testing.T) {
-	said := say(t, &tls.Config{ServerName: "a.example"})
+func TestInvalidHellos(t *testing.T) {
+	sent := helloOf(t, &tls.Config{ServerName: "a.example"})
 	endless := func() io.Reader { // a message whose records never end
 		record := append([]byte{22, 3, 1, 0x10, 0}, make([]byte, 0x1000)...)
 		copy(record[5:], []byte{1, 0, 0xff, 0xff})
@@ -109,86 +112,86 @@ func TestWhatIsNoHello(t *testing.T) {
 		"nothing":         {strings.NewReader(""), io.EOF},
 		"HTTP":            {strings.NewReader("GET / HTTP/1.1\r\n\r\n"), ErrNotTLS},
 		"SSH":             {strings.NewReader("SSH-2.0-OpenSSH\r\n"), ErrNotTLS},
-		"cut":             {bytes.NewReader(said[:len(said)-1]), io.EOF},
-		"cut in a header": {bytes.NewReader(said[:3]), io.EOF},
-		"read error":      {io.MultiReader(bytes.NewReader(said[:20]), iotest.ErrReader(broken)), broken},
+		"cut":             {bytes.NewReader(sent[:len(sent)-1]), io.EOF},
+		"cut in a header": {bytes.NewReader(sent[:3]), io.EOF},
+		"read error":      {io.MultiReader(bytes.NewReader(sent[:20]), iotest.ErrReader(broken)), broken},
 		"garbage":         {strings.NewReader("\x16\x03\x01\x00\x05aaaaaaaa"), nil},
 		"another message": {strings.NewReader("\x16\x03\x01\x00\x04\x02\x00\x00\x00"), nil},
 		"endless":         {endless(), nil},
-		"trailing dot":    {bytes.NewReader(bytes.Replace(said, []byte("a.example"), []byte("a.exampl."), 1)), nil},
+		"trailing dot":    {bytes.NewReader(bytes.Replace(sent, []byte("a.example"), []byte("a.exampl."), 1)), nil},
 		"endless records": {bytes.NewReader(append(slices.Repeat([]byte{22, 3, 1, 0, 1, 1}, 1), slices.Repeat([]byte{22, 3, 1, 0, 1, 0xff}, MaxBytes)...)), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, taken, err := Read(c.r)
+			got, received, err := Read(c.r)
 			if err == nil || c.want != nil && !errors.Is(err, c.want) {
 				t.Errorf("got %+v, error %v", got, err)
 			}
-			if len(taken) > MaxBytes {
-				t.Errorf("%d bytes were read", len(taken))
+			if len(received) > MaxBytes {
+				t.Errorf("%d bytes were read", len(received))
 			}
 		})
 	}
 }
 
 // FuzzRead checks that the hello does not depend on the boundaries of reads, that Read
-// returns all bytes that it has read, and that the parsed hello agrees with plainly.
+// returns all bytes that it has read, and that the parsed hello agrees with parseHello.
 func FuzzRead(f *testing.F) {
-	f.Add(say(f, &tls.Config{ServerName: "api.github.com", NextProtos: []string{"h2"}}))
-	f.Add(say(f, &tls.Config{ServerName: "inner.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(f, "outer.example")}))
-	f.Add(say(f, &tls.Config{ServerName: "old.example", MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}))
+	f.Add(helloOf(f, &tls.Config{ServerName: "api.github.com", NextProtos: []string{"h2"}}))
+	f.Add(helloOf(f, &tls.Config{ServerName: "inner.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(f, "outer.example")}))
+	f.Add(helloOf(f, &tls.Config{ServerName: "old.example", MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}))
 	f.Add([]byte("\x16\x03\x01\x00\x05aaaaa"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		one, taken, err := Read(bytes.NewReader(b))
-		if !bytes.HasPrefix(b, taken) || len(taken) > MaxBytes {
-			t.Fatalf("took %d bytes of %d, others than were sent", len(taken), len(b))
+		one, received, err := Read(bytes.NewReader(b))
+		if !bytes.HasPrefix(b, received) || len(received) > MaxBytes {
+			t.Fatalf("received %d bytes of %d, want a prefix", len(received), len(b))
 		}
 		other, _, otherErr := Read(iotest.OneByteReader(bytes.NewReader(b)))
 		if (err == nil) != (otherErr == nil) || one.ServerName != other.ServerName || one.ECH != other.ECH {
-			t.Errorf("at once %+v, %v; byte by byte %+v, %v", one, err, other, otherErr)
+			t.Errorf("in one read %+v, %v; byte by byte %+v, %v", one, err, other, otherErr)
 		}
 		if err != nil {
 			return
 		}
-		if name, ech, ok := plainly(b); !ok || one.ServerName != name || one.ECH != ech {
-			t.Errorf("%+v, where it says %q, ECH %v, %v", one, name, ech, ok)
+		if name, ech, ok := parseHello(b); !ok || one.ServerName != name || one.ECH != ech {
+			t.Errorf("%+v, want %q, ECH %v, %v", one, name, ech, ok)
 		}
 	})
 }
 
-// plainly parses the server name and Encrypted Client Hello of a hello by RFC 8446 and
+// parseHello parses the server name and Encrypted Client Hello of a hello by RFC 8446 and
 // 6066. It implements no other part of TLS.
-func plainly(b []byte) (name string, ech, ok bool) {
+func parseHello(b []byte) (name string, ech, ok bool) {
 	message := &fields{ok: true}
 	for in := (&fields{b, true}); ; { // one record at a time
-		kind := in.take(1)
-		in.take(2)
+		kind := in.next(1)
+		in.next(2)
 		part := in.vector(2)
 		if !in.ok || kind[0] != 22 {
 			break
 		}
-		message.rest = append(message.rest, part.rest...)
+		message.data = append(message.data, part.data...)
 	}
-	isHello := message.take(1)[0] == 1
+	isHello := message.next(1)[0] == 1
 	hello := message.vector(3)
-	hello.take(2 + 32) // version, random
+	hello.next(2 + 32) // version, random
 	hello.vector(1)    // session
 	hello.vector(2)    // suites
 	hello.vector(1)    // compressions
-	if len(hello.rest) == 0 {
+	if len(hello.data) == 0 {
 		return "", false, isHello && hello.ok
 	}
 	extensions := hello.vector(2)
-	for extensions.ok && len(extensions.rest) > 0 {
-		kind := binary.BigEndian.Uint16(extensions.take(2))
+	for extensions.ok && len(extensions.data) > 0 {
+		kind := binary.BigEndian.Uint16(extensions.next(2))
 		data := extensions.vector(2)
 		switch kind {
 		case 0xfe0d:
 			ech = true
 		case 0:
-			for names := data.vector(2); names.ok && len(names.rest) > 0; {
-				isHost := names.take(1)[0] == 0
+			for names := data.vector(2); names.ok && len(names.data) > 0; {
+				isHost := names.next(1)[0] == 0
 				if text := names.vector(2); isHost {
-					name = string(text.rest)
+					name = string(text.data)
 				}
 			}
 		}
@@ -198,35 +201,35 @@ func plainly(b []byte) (name string, ech, ok bool) {
 
 // fields are parsed one after another, until one is missing.
 type fields struct {
-	rest []byte
+	data []byte
 	ok   bool
 }
 
-func (f *fields) take(n int) []byte {
-	if !f.ok || n > len(f.rest) {
+func (f *fields) next(n int) []byte {
+	if !f.ok || n > len(f.data) {
 		f.ok = false
 		return make([]byte, min(n, 34))
 	}
-	taken := f.rest[:n]
-	f.rest = f.rest[n:]
-	return taken
+	received := f.data[:n]
+	f.data = f.data[n:]
+	return received
 }
 
 // vector reads a length, encoded in the given number of bytes, and as many bytes of data.
 func (f *fields) vector(bytes int) *fields {
 	n := 0
-	for _, b := range f.take(bytes) {
+	for _, b := range f.next(bytes) {
 		n = n<<8 | int(b)
 	}
-	taken := f.take(n)
-	return &fields{taken, f.ok}
+	received := f.next(n)
+	return &fields{received, f.ok}
 }
 
 func BenchmarkRead(b *testing.B) {
-	said := say(b, &tls.Config{ServerName: "api.github.com", NextProtos: []string{"h2", "http/1.1"}})
+	sent := helloOf(b, &tls.Config{ServerName: "api.github.com", NextProtos: []string{"h2", "http/1.1"}})
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, _, err := Read(bytes.NewReader(said)); err != nil {
+		if _, _, err := Read(bytes.NewReader(sent)); err != nil {
 			b.Fatal(err)
 		}
 	}
