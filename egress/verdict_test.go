@@ -88,7 +88,7 @@ func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
 		{"GET", "https://deny.web.test/", 200, "this is", "", audit.Allow, "default", ""},
 		{"GET", "https://answer.web.test/", 410, "gone", "", audit.Respond, "sandbox/answer", ""},
 		{"GET", "https://no.web.test/", 403, "denied by policy no: the policy says no", "policy_denied", audit.Deny, "sandbox/no", "denied by policy no: the policy says no"},
-		{"GET", "https://own.web.test/", 418, "short and stout", "", audit.Respond, "sandbox/own", "answered by policy own"},
+		{"GET", "https://own.web.test/", 418, "short and stout", "", audit.Respond, "sandbox/own", "response of policy own"},
 		{"GET", "https://trap.web.test/", 403, "the policy failed", "policy_failed", audit.Deny, "sandbox/trap", "unreachable"},
 	} {
 		a := b.do(newRequest(t, c.method, c.url, nil))

@@ -104,7 +104,7 @@ func (c *connection) inspect(ctx context.Context) {
 	case protocol == protocolTLS:
 		c.inspectTLS(ctx, p)
 	case protocol == protocolHTTP:
-		c.intercept(ctx, p, c.serving(c.to, ""))
+		c.intercept(ctx, p, "")
 	case c.decision.Verdict == rule.VerdictInspect:
 		c.recordDenial("a rule inspects the requests to this host and port, and this is neither HTTP nor TLS")
 		conn.Abort()
@@ -125,7 +125,7 @@ func (c *connection) inspectTLS(ctx context.Context, p *peekedConn) {
 	case name != c.to.host:
 		c.recordDenial(otherHost(hello))
 	case c.decision.Verdict == rule.VerdictInspect:
-		c.intercept(ctx, p, c.serving(c.to, ""))
+		c.intercept(ctx, p, "")
 		return
 	case c.mayHideName(hello):
 		c.interceptECH(ctx, p)
@@ -152,7 +152,7 @@ const ReasonECH = "intercepted because its ClientHello has ECH"
 // continues; one that hides a name ends the connection (RFC 9849, section 6.1.6).
 func (c *connection) interceptECH(ctx context.Context, p *peekedConn) {
 	c.to.tls = true
-	c.intercept(ctx, p, c.serving(c.to, ReasonECH))
+	c.intercept(ctx, p, ReasonECH)
 }
 
 // otherHost returns the reason for refusing a connection whose ClientHello names another host.
@@ -164,13 +164,12 @@ func serverName(h clienthello.Hello) string {
 	return strings.ToLower(strings.TrimSuffix(h.ServerName, "."))
 }
 
-// serving returns the handler of requests to a destination, which request.go implements.
-func (c *Client) serving(to destination, reason string) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(w, r, to, reason) })
+// intercept serves the requests of the connection. reason is for the audit log.
+func (c *connection) intercept(ctx context.Context, p *peekedConn, reason string) {
+	c.serveConn(ctx, p, func(w http.ResponseWriter, r *http.Request) { c.serve(w, r, c.to, reason) })
 }
 
-// intercept serves the requests of the connection.
-func (c *connection) intercept(ctx context.Context, p *peekedConn, h http.Handler) {
+func (c *connection) serveConn(ctx context.Context, p *peekedConn, h http.HandlerFunc) {
 	err := c.carrier.server.Serve(ctx, p, c.interception(c.to, h))
 	if err != nil { // mostly because the client does not trust the node's CA
 		c.record(audit.Entry{Verdict: audit.Error, Reason: err.Error()})
@@ -178,7 +177,7 @@ func (c *connection) intercept(ctx context.Context, p *peekedConn, h http.Handle
 }
 
 // interception returns how requests to a destination are served.
-func (c *Client) interception(to destination, h http.Handler) intercept.Destination {
+func (c *Client) interception(to destination, h http.HandlerFunc) intercept.Destination {
 	return intercept.Destination{
 		Host: to.host, Port: to.port, TLS: to.tls, Flow: to.flow, Handler: h,
 		Refused: func(r *http.Request, why *problem.Problem) {
@@ -213,9 +212,7 @@ func (c *connection) refuse(ctx context.Context) {
 		return
 	}
 	c.to.tls = protocol == protocolTLS
-	c.intercept(ctx, p, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		intercept.Refuse(w, r, c.refusal(c.decision.Reason))
-	}))
+	c.serveConn(ctx, p, func(w http.ResponseWriter, r *http.Request) { intercept.Refuse(w, r, c.refusal(c.decision.Reason)) })
 }
 
 func (c *connection) refusal(reason string) *problem.Problem {
@@ -227,7 +224,11 @@ func (c *connection) pass(ctx context.Context) {
 	server, err := c.dial(ctx)
 	if err != nil {
 		c.recordFailure(err)
-		c.refuseUnreachable(err)
+		why := problem.New(problem.UpstreamUnreachable, err.Error()).WithFlow(c.to.host, "", c.to.flow)
+		if verdict, _ := verdictOf(err, netip.Addr{}); verdict == audit.Deny {
+			why = c.refusal(err.Error())
+		}
+		c.pending.Refuse(why)
 		return
 	}
 	conn, err := c.pending.Accept()
@@ -238,15 +239,6 @@ func (c *connection) pass(ctx context.Context) {
 	p := &peekedConn{Conn: conn, expectedHost: c.to.host}
 	defer p.Close()
 	c.splice(ctx, p, server)
-}
-
-// refuseUnreachable refuses the connection because the server was not reached.
-func (c *connection) refuseUnreachable(err error) {
-	if verdictOf(err) == audit.Deny {
-		c.pending.Refuse(c.refusal(err.Error()))
-		return
-	}
-	c.pending.Refuse(problem.New(problem.UpstreamUnreachable, err.Error()).WithFlow(c.to.host, "", c.to.flow))
 }
 
 // passThrough is pass for a connection that was accepted.
@@ -274,7 +266,8 @@ func (c *connection) recordDenial(reason string) {
 
 // recordFailure writes the reason for which the server was not reached.
 func (c *connection) recordFailure(err error) {
-	c.record(audit.Entry{Verdict: verdictOf(err), Reason: err.Error(), Address: refusedAddress(err, netip.Addr{})})
+	verdict, address := verdictOf(err, netip.Addr{})
+	c.record(audit.Entry{Verdict: verdict, Reason: err.Error(), Address: address})
 }
 
 // record completes an entry about the connection and writes it.
@@ -287,21 +280,14 @@ func (c *connection) record(e audit.Entry) {
 	c.Client.record(e)
 }
 
-// verdictOf returns the verdict on a request or connection that failed.
-func verdictOf(err error) audit.Verdict {
-	var refused *dial.RefusedError
-	var limited *intercept.RefusedError
-	if errors.As(err, &refused) || errors.As(err, &limited) {
-		return audit.Deny
+// verdictOf returns the verdict on a request or connection that failed, and the address
+// that the error refuses, or else the known address.
+func verdictOf(err error, known netip.Addr) (audit.Verdict, netip.Addr) {
+	if refused, ok := errors.AsType[*dial.RefusedError](err); ok {
+		return audit.Deny, refused.Address
 	}
-	return audit.Error
-}
-
-// refusedAddress returns the address that an error refuses, or else the known address.
-func refusedAddress(err error, known netip.Addr) netip.Addr {
-	var refused *dial.RefusedError
-	if errors.As(err, &refused) {
-		return refused.Address
+	if _, ok := errors.AsType[*intercept.RefusedError](err); ok {
+		return audit.Deny, known
 	}
-	return known
+	return audit.Error, known
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // errSilent is the failure of a connection that ends before its first bytes decide where it goes.
-var errSilent = errors.New("the client ended the connection before it had said anything")
+var errSilent = errors.New("the client ended the connection before it sent anything")
 
 // peekedConn is an accepted connection whose first bytes may have been read.
 type peekedConn struct {

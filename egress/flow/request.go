@@ -103,7 +103,7 @@ func (q *request) throughPolicies(w http.ResponseWriter, r *http.Request, steps 
 		q.refuse(w, r, denial.Code, denial.Error())
 	case chain.RespondedBy != "":
 		q.entry.Verdict, q.entry.Status = audit.Respond, chain.Status
-		q.entry.Reason = "answered by policy " + chain.RespondedBy
+		q.entry.Reason = "response of policy " + chain.RespondedBy
 	}
 	return cut
 }
@@ -213,12 +213,12 @@ func sameStep(a, b rule.Step) bool {
 // and the response, without secrets, to w. wroteBody: a policy wrote the body. It returns
 // true if the response ended early.
 func (q *request) send(w http.ResponseWriter, r *http.Request, wroteBody bool) (cut bool) {
-	var refused *placeholder.RefusedError
-	switch err := q.substitute(r); {
-	case errors.As(err, &refused):
-		q.refuse(w, r, problem.PlaceholderNotAllowed, err.Error())
-		return false
-	case err != nil: // its body is incomplete
+	if err := q.substitute(r); err != nil {
+		if _, ok := errors.AsType[*placeholder.RefusedError](err); ok {
+			q.refuse(w, r, problem.PlaceholderNotAllowed, err.Error())
+			return false
+		}
+		// Its body is incomplete.
 		q.entry.Verdict, q.entry.Reason = audit.Error, "the client ended the request"
 		return true
 	}
@@ -227,17 +227,12 @@ func (q *request) send(w http.ResponseWriter, r *http.Request, wroteBody bool) (
 		return false
 	}
 	scrubber := q.Scrubber(q.to.host, q.secrets)
-	result := q.carrier.settings.Load().Upstreams.requests.Do(w, r, q.route(), scrubber)
-	q.complete(result)
-	return result.Cut
-}
-
-// route returns the connections and limits of the request on its way upstream.
-func (q *request) route() intercept.Route {
-	return intercept.Route{
+	result := q.carrier.settings.Load().Upstreams.requests.Do(w, r, intercept.Route{
 		Pool: q.Name(), Private: q.decision.Private, SmallWindow: q.SmallWindow(), Dials: q.Usage.Dials,
 		Flow: q.to.flow, RequestID: q.id,
-	}
+	}, scrubber)
+	q.complete(result)
+	return result.Cut
 }
 
 // complete records the result of sending the request.
@@ -248,8 +243,8 @@ func (q *request) complete(result intercept.Result) {
 	if refused := q.exchanged.Refused(); refused != nil {
 		q.entry.Verdict, q.entry.Reason = audit.Deny, refused.Error()
 	} else if result.Err != nil {
-		q.entry.Verdict, q.entry.Reason = verdictOf(result.Err), result.Err.Error()
-		q.entry.Address = refusedAddress(result.Err, q.entry.Address)
+		q.entry.Reason = result.Err.Error()
+		q.entry.Verdict, q.entry.Address = verdictOf(result.Err, q.entry.Address)
 	}
 }
 

@@ -30,13 +30,14 @@ type scrubberKey struct{ owner, own, operators string }
 // of returns the scrubber of secrets of a version of the vault. Hosts to which the same
 // secrets are bound share it: a sandbox can send requests to any number of hosts below a
 // name.
-func (f *scrubbers) of(owner string, version int64, secrets bound) *scrub.Scrubber {
-	key := scrubberKey{owner, namesOf(secrets.own), namesOf(secrets.operators)}
+func (f *scrubbers) of(owner string, version int64, own, operators []vault.Value) *scrub.Scrubber {
+	key := scrubberKey{owner, namesOf(own), namesOf(operators)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	values := bytesOf(own, operators)
 	size := 20 << 10
-	for _, s := range secrets.all() {
-		size += 5<<10 + len(s.Bytes)
+	for _, v := range values {
+		size += 5<<10 + len(v)
 	}
 	if f.cached == nil || version != f.version || f.size+size > maxScrubbers {
 		f.version, f.size = version, 0
@@ -44,7 +45,7 @@ func (f *scrubbers) of(owner string, version int64, secrets bound) *scrub.Scrubb
 	}
 	s, ok := f.cached[key]
 	if !ok {
-		s = scrub.New(secrets.bytes())
+		s = scrub.New(values)
 		f.cached[key] = s
 		f.size += size
 	}
@@ -58,28 +59,24 @@ func (f *scrubbers) of(owner string, version int64, secrets bound) *scrub.Scrubb
 func (c *Client) Scrubber(host string, secrets *session.Session) intercept.Filter {
 	v := c.carrier.cfg.Vault
 	version := v.Version() // before its secrets
-	b := bound{own: v.BoundTo(c.Owner, host)}
+	own := v.BoundTo(c.Owner, host)
+	var operators []vault.Value // may have the same names as the owner's
 	if operator := c.carrier.cfg.Operator; c.Owner != operator {
-		b.operators = v.BoundTo(operator, host)
+		operators = v.BoundTo(operator, host)
 	}
-	switch extra := secrets.Seal(b.bytes()); {
+	values := bytesOf(own, operators)
+	switch extra := secrets.Seal(values); {
 	case len(extra) > 0:
-		return scrub.New(append(b.bytes(), extra...))
-	case len(b.own)+len(b.operators) > 0:
-		return c.carrier.scrubbers.of(c.Owner, version, b)
+		return scrub.New(append(values, extra...))
+	case len(values) > 0:
+		return c.carrier.scrubbers.of(c.Owner, version, own, operators)
 	}
 	return nil
 }
 
-// bound are the secrets that may be sent to a host. The operator's may have the same names
-// as the owner's.
-type bound struct{ own, operators []vault.Value }
-
-func (b bound) all() []vault.Value { return slices.Concat(b.own, b.operators) }
-
-func (b bound) bytes() [][]byte {
-	values := make([][]byte, 0, len(b.own)+len(b.operators))
-	for _, s := range b.all() {
+func bytesOf(own, operators []vault.Value) [][]byte {
+	var values [][]byte
+	for _, s := range slices.Concat(own, operators) {
 		values = append(values, s.Bytes)
 	}
 	return values

@@ -2,6 +2,7 @@ package flow
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/rule"
@@ -20,14 +21,7 @@ type Table struct {
 
 // LayerOf returns the layer that a step or an offer comes from.
 func (t *Table) LayerOf(s rule.Source) *Layer {
-	switch s {
-	case rule.Node:
-		return t.Policies[0]
-	case rule.Owner:
-		return t.Policies[1]
-	default:
-		return t.Policies[2]
-	}
+	return t.Policies[slices.Index([]rule.Source{rule.Node, rule.Owner, rule.Sandbox}, s)]
 }
 
 // Layer is a set of rules, with the policies that they use. It is immutable.

@@ -23,72 +23,61 @@ func (c *Carrier) NewProxyClient(owner string) *ProxyClient {
 	return &ProxyClient{Client: c.NewClient("", owner), connections: c.Connections.Child(0)}
 }
 
-// proxySession is a connection or a request of a proxy client.
-type proxySession struct {
-	*ProxyClient
-	ctx  context.Context // ends with the Carrier, too
-	end  context.CancelFunc
-	stop func() bool
-}
-
 // ErrClosing refuses connections and requests while the node closes.
 var ErrClosing = problem.New(problem.NodeUnavailable, "the node is shutting down")
 
-// begin counts a connection or request until its end, or returns the reason for refusing
-// it.
-func (p *ProxyClient) begin(ctx context.Context) (*proxySession, *problem.Problem) {
+// begin counts a connection or request until end is called, or returns the reason for
+// refusing it. within is ctx, and ends with the Carrier, too.
+func (p *ProxyClient) begin(ctx context.Context) (within context.Context, end func(), refused *problem.Problem) {
 	c := p.carrier
 	p.connections.SetLimit(int64(c.settings.Load().MaxClientConnections))
 	if err := p.connections.TryAcquire(1); err != nil {
 		reason := limitReason(err, "connections of the owner's clients of the proxy", "connections of the node")
 		flow := c.newFlow()
 		p.record(audit.Entry{Kind: audit.Connection, Flow: flow, Verdict: audit.Deny, Reason: reason})
-		return nil, problem.New(problem.EgressLimitExceeded, reason).WithFlow("", "", flow)
+		return nil, nil, problem.New(problem.EgressLimitExceeded, reason).WithFlow("", "", flow)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		p.connections.Release(1)
-		return nil, ErrClosing
+		return nil, nil, ErrClosing
 	}
 	c.sessions.Add(1)
-	s := &proxySession{ProxyClient: p}
-	s.ctx, s.end = context.WithCancel(ctx)
-	s.stop = context.AfterFunc(c.ctx, s.end)
-	return s, nil
-}
-
-func (s *proxySession) close() {
-	s.stop()
-	s.end()
-	s.connections.Release(1)
-	s.carrier.sessions.Done()
+	within, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(c.ctx, cancel)
+	return within, func() {
+		stop()
+		cancel()
+		p.connections.Release(1)
+		c.sessions.Done()
+	}, nil
 }
 
 // Connect decides on a connection and carries it. It implements proxy.Egress for one
 // owner.
 func (p *ProxyClient) Connect(ctx context.Context, to proxy.Target, t *proxy.Tunnel) {
-	s, refused := p.begin(ctx)
+	ctx, end, refused := p.begin(ctx)
 	if refused != nil {
 		t.Refuse(refused)
 		return
 	}
-	defer s.close()
+	defer end()
 	d := destination{host: to.Host, addr: to.Address, port: to.Port, flow: p.carrier.newFlow()}
-	p.connect(s.ctx, d, tunnel{t, s.ctx})
+	p.connect(ctx, d, tunnel{t, ctx})
 }
 
 // Request responds to a request. It implements proxy.Egress for one owner.
 func (p *ProxyClient) Request(w http.ResponseWriter, r *http.Request, to proxy.Target) {
-	s, refused := p.begin(r.Context())
+	ctx, end, refused := p.begin(r.Context())
 	if refused != nil {
 		intercept.Refuse(w, r, refused)
 		return
 	}
-	defer s.close()
-	defer context.AfterFunc(s.ctx, func() { cut(w) })()
+	defer end()
+	defer context.AfterFunc(ctx, func() { cut(w) })()
 	d := destination{host: to.Host, port: to.Port, tls: to.TLS, flow: p.carrier.newFlow()}
-	p.carrier.server.ServeRequest(w, r.WithContext(s.ctx), p.interception(d, p.serving(d, "")))
+	p.carrier.server.ServeRequest(w, r.WithContext(ctx), p.interception(d, func(w http.ResponseWriter, r *http.Request) { p.serve(w, r, d, "") }))
 }
 
 // cut ends blocked reads from a client and writes to it.

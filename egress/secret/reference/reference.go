@@ -34,14 +34,12 @@ var (
 	ErrUnknown = fmt.Errorf("%w: incomplete or unknown reference", secret.ErrBadArgument)
 )
 
-// Encoding of a text that may hold references. The numbers are the ABI's.
-type Encoding int32
-
+// Encodings of a text that may hold references. The numbers are the ABI's.
 const (
-	Base64    Encoding = 0 // RFC 4648, section 4, with padding
-	Base64URL Encoding = 1 // section 5, without padding
-	Hex       Encoding = 2 // lower case
-	Percent   Encoding = 3 // RFC 3986: all but letters, digits and -._~
+	Base64    int32 = 0 // RFC 4648, section 4, with padding
+	Base64URL int32 = 1 // section 5, without padding
+	Hex       int32 = 2 // lower case
+	Percent   int32 = 3 // RFC 3986: all but letters, digits and -._~
 )
 
 // Set is the references of one request. Their text is random, and valid in this request
@@ -96,7 +94,7 @@ func (s *Set) Derived() []secret.ID {
 // Encode returns the text that stands for an encoded text. References in the
 // text, encoded ones too, are encoded as what they stand for. Errors: ErrEncoding,
 // ErrLimit, ErrUnknown.
-func (s *Set) Encode(e Encoding, text string) (string, error) {
+func (s *Set) Encode(encoding int32, text string) (string, error) {
 	if len(text) > MaxValue {
 		return "", ErrLimit
 	}
@@ -105,7 +103,7 @@ func (s *Set) Encode(e Encoding, text string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	switch e {
+	switch encoding {
 	case Base64:
 		value = base64.StdEncoding.EncodeToString([]byte(value))
 	case Base64URL:
@@ -115,9 +113,9 @@ func (s *Set) Encode(e Encoding, text string) (string, error) {
 	case Percent:
 		value = escape(value)
 	default:
-		return "", fmt.Errorf("%w: %d", ErrEncoding, e)
+		return "", fmt.Errorf("%w: %d", ErrEncoding, encoding)
 	}
-	return s.add(entry{value: value, secrets: r.used, escaped: e == Percent})
+	return s.add(entry{value: value, secrets: r.used, escaped: encoding == Percent})
 }
 
 // The length of a reference: prefix, 26 random characters, two digits.

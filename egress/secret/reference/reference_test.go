@@ -399,7 +399,7 @@ func FuzzRender(f *testing.F) {
 		}
 		s := of(map[string]string{"token": value})
 		ref := must(t)(s.Secret(id("token")))
-		if encoded, err := s.Encode(Encoding(encoding), text+ref+after); err == nil {
+		if encoded, err := s.Encode(encoding, text+ref+after); err == nil {
 			ref = encoded
 		}
 		e, err := s.lookup(ref)

@@ -142,7 +142,7 @@ func agree(t *testing.T, vs [][]byte, text string, sizes []byte) {
 				missed = 0
 			}
 			// In pieces, up to three characters may have gone out before.
-			if missed > 0 && how == "in one piece" || missed > minHeld*(maxUnit+4) {
+			if missed > 0 && how == "in one piece" || missed > minHeld*(len(`\ud83d\ude00`)+4) {
 				t.Fatalf("%s: %q became %q, not %q", how, text, got, least)
 			}
 		}

@@ -82,9 +82,6 @@ func char(r rune, width int) unit {
 	return unit{binary.LittleEndian.Uint32(b[:]), uint8(n), uint8(width)}
 }
 
-// maxUnit is the width of the longest unit: a pair of surrogates in JSON.
-const maxUnit = len(`\ud83d\ude00`)
-
 // unit returns the unit with which a text begins, which is not empty. A character outside
 // of an escape stands for itself.
 func (r reading) unit(text []byte) unit {

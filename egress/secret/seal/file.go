@@ -36,60 +36,57 @@ const header = "# The key with which doze seals secrets. Without it they are los
 // A file holds one key a line, 32 bytes in base64; the first seals, all open. It is
 // refused when another user than its owner can read it.
 func Open(file string) (*Key, error) {
-	var keys [][]byte
+	keys, err := readKeys(file)
+	if err != nil {
+		return nil, fmt.Errorf("the key that seals: %w", err)
+	}
+	return newKey(keys)
+}
+
+func readKeys(file string) (keys [][]byte, err error) {
 	if dir := os.Getenv(credentialVariable); dir != "" {
 		// systemd guards that folder itself. It may do so by an access list, which
 		// the mode shows as a group's right to read.
-		found, err := read(filepath.Join(dir, credential), false)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if keys, err = read(filepath.Join(dir, credential), false); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		keys = found
 	}
-	found, err := read(file, true)
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && len(keys) == 0:
-		if found, err = create(file); err != nil {
-			return nil, err
-		}
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return nil, err
+	more, err := read(file, true)
+	if missing := errors.Is(err, fs.ErrNotExist); missing && len(keys) == 0 {
+		more, err = create(file)
+	} else if missing {
+		err = nil
 	}
-	if keys = append(keys, found...); len(keys) > maxKeys {
-		return nil, fmt.Errorf("%s: there are %d keys, at most %d are read: remove old ones", file, len(keys), maxKeys)
+	if keys = append(keys, more...); err == nil && len(keys) > maxKeys {
+		err = fmt.Errorf("%s: there are %d keys, at most %d are read: remove old ones", file, len(keys), maxKeys)
 	}
-	key, err := newKey(keys)
-	if err != nil {
-		return nil, fmt.Errorf("the key that seals, in %s: %w", file, err)
-	}
-	return key, nil
+	return keys, err
 }
 
 func read(path string, guarded bool) ([][]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("the key that seals: %w", err)
+		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("the key that seals: %w", err)
+		return nil, err
 	}
 	if mode := info.Mode(); guarded && mode.Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("the key that seals: %s has mode %#o: run chmod 600, and replace the key if another user may have read it", path, mode.Perm())
+		return nil, fmt.Errorf("%s has mode %#o: run chmod 600, and replace the key if another user may have read it", path, mode.Perm())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
-		return nil, fmt.Errorf("the key that seals: %w", err)
+		return nil, err
 	}
 	if len(text) > maxFile {
-		return nil, fmt.Errorf("the key that seals: %s has more than %d bytes, so it is not a file of keys", path, maxFile)
+		return nil, fmt.Errorf("%s has more than %d bytes, so it is not a file of keys", path, maxFile)
 	}
 	return parse(path, text)
 }
 
-// parse never repeats what is in the file.
+// parse returns the keys of a file. Its errors never quote the file.
 func parse(path string, text []byte) ([][]byte, error) {
 	var keys [][]byte
 	number := 0
@@ -101,12 +98,12 @@ func parse(path string, text []byte) ([][]byte, error) {
 		}
 		key, err := base64.StdEncoding.DecodeString(string(line))
 		if err != nil || len(key) != keySize {
-			return nil, fmt.Errorf("the key that seals: line %d of %s is not a key: write 32 random bytes in base64, as `openssl rand -base64 32` does", number, path)
+			return nil, fmt.Errorf("line %d of %s is not a key: write 32 random bytes in base64, as `openssl rand -base64 32` does", number, path)
 		}
 		keys = append(keys, key)
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("the key that seals: %s has no key in it: restore the earlier file; if nothing was sealed yet remove it, and another is made", path)
+		return nil, fmt.Errorf("%s has no key in it: restore the earlier file; if nothing was sealed yet remove it, and another is made", path)
 	}
 	return keys, nil
 }
@@ -117,29 +114,26 @@ func parse(path string, text []byte) ([][]byte, error) {
 func create(path string) ([][]byte, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the key that seals: %w", err)
+		return nil, err
 	}
 	f, err := os.CreateTemp(dir, ".seal-*") // with mode 0600
 	if err != nil {
-		return nil, fmt.Errorf("make the key that seals: %w", err)
+		return nil, err
 	}
 	defer os.Remove(f.Name())
 	key := make([]byte, keySize)
 	rand.Read(key) // never fails
 	_, err = f.WriteString(header + base64.StdEncoding.EncodeToString(key) + "\n")
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return nil, fmt.Errorf("make the key that seals: %w", err)
+		return nil, err
 	}
 	// Unlike a rename, a link replaces nothing.
 	if err := os.Link(f.Name(), path); errors.Is(err, fs.ErrExist) {
 		return read(path, true)
 	} else if err != nil {
-		return nil, fmt.Errorf("make the key that seals: %w", err)
+		return nil, err
 	}
-	if err := syncDir(dir); err != nil {
-		return nil, fmt.Errorf("make the key that seals: %w", err)
-	}
-	return [][]byte{key}, nil
+	return [][]byte{key}, syncDir(dir)
 }
 
 func syncDir(dir string) error {

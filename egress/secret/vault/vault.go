@@ -124,7 +124,8 @@ func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts
 	} else if len(have) >= MaxSecrets {
 		return Secret{}, ErrTooMany
 	}
-	secrets := cloned(have)
+	secrets := map[string]*entry{}
+	maps.Copy(secrets, have)
 	secrets[name] = e
 	all := newOwnerSecrets(secrets)
 	if err := all.checkHostQuota(e); err != nil {
@@ -148,17 +149,10 @@ func (v *Vault) Delete(ctx context.Context, owner, name string) error {
 	if err := v.docs.DeleteDocument(ctx, documentKind, documentName(owner, name)); err != nil {
 		return fmt.Errorf("delete the secret %s: %w", name, err)
 	}
-	secrets := cloned(have)
+	secrets := maps.Clone(have)
 	delete(secrets, name)
 	v.replace(owner, newOwnerSecrets(secrets))
 	return nil
-}
-
-func cloned(secrets map[string]*entry) map[string]*entry {
-	if secrets == nil {
-		return map[string]*entry{}
-	}
-	return maps.Clone(secrets)
 }
 
 // replace puts the secrets in force. The caller holds change.

@@ -30,7 +30,6 @@ type Hello struct {
 	// ServerName is the SNI (RFC 6066) as it was sent: not lower-cased, possibly
 	// not a valid name, empty without SNI. A name that ends in a dot is an error.
 	ServerName string
-	ALPN       []string // offered protocols in the client's order of preference
 	// ECH is set when the hello has the extension of Encrypted Client Hello (RFC
 	// 9849). The real server name may then differ from ServerName. A client without
 	// a key for the host sends the extension too, with random content (GREASE).
@@ -65,7 +64,6 @@ func Read(r io.Reader) (Hello, []byte, error) {
 		GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) {
 			hello = &Hello{
 				ServerName: info.ServerName,
-				ALPN:       info.SupportedProtos,
 				ECH:        slices.Contains(info.Extensions, extensionECH),
 			}
 			return nil, errStop
