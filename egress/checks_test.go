@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/testkit"
 )
 
 // echo responds with the request's Authorization, URI and body.
@@ -34,7 +35,7 @@ func (b *box) none(value string) {
 
 // contextUntil returns a context that ends when gone is closed. gone may be nil.
 func contextUntil(gone <-chan struct{}) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	if gone == nil {
 		return ctx, cancel
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // greases sends a request for authority over HTTPS to a host and returns its status. Its
@@ -29,13 +30,13 @@ func (b *box) greases(address, authority string) (status int) {
 	if err != nil {
 		b.t.Fatal("there is no tstclnt: run packaging/host/setup --with-tests")
 	}
-	conn, err := b.DialContext(within(b.t), "tcp", address)
+	conn, err := b.DialContext(testkit.Context(b.t), "tcp", address)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	host, _, _ := net.SplitHostPort(address)
 	_, port, _ := net.SplitHostPort(b.relay(conn))
-	cmd := exec.CommandContext(within(b.t), tstclnt, "-h", "127.0.0.1", "-p", port, "-a", host, "-i", "100", "-o", "-D")
+	cmd := exec.CommandContext(testkit.Context(b.t), tstclnt, "-h", "127.0.0.1", "-p", port, "-a", host, "-i", "100", "-o", "-D")
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		b.t.Fatal(err)
@@ -88,7 +89,7 @@ func (b *box) relay(conn net.Conn) string {
 	return l.Addr().String()
 }
 
-func TestWhatMayHideItsNameIsIntercepted(t *testing.T) {
+func TestConnectionsWithECHAreIntercepted(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.servers.handle(echo)
 	for _, port := range []string{"443", "8443"} {
@@ -121,12 +122,12 @@ func TestWhatMayHideItsNameIsIntercepted(t *testing.T) {
 // hidden connects to address with a ClientHello that hides another name (ECH).
 func (b *box) hidden(address, public, hidden string) error {
 	b.t.Helper()
-	conn, err := b.DialContext(within(b.t), "tcp", address)
+	conn, err := b.DialContext(testkit.Context(b.t), "tcp", address)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(testkit.Patience))
 	configs, err := hellotest.ECHConfigs(public)
 	if err != nil {
 		b.t.Fatal(err)
@@ -137,11 +138,11 @@ func (b *box) hidden(address, public, hidden string) error {
 	}).Handshake()
 }
 
-func TestWhatHidesAnotherNameReachesNobody(t *testing.T) {
+func TestHiddenNamesReachNoServer(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
-	var heard bytes.Buffer
+	var received bytes.Buffer
 	b.servers.mu.Lock()
-	b.servers.speak = func(conn net.Conn) { _, _ = io.Copy(&heard, conn) }
+	b.servers.speak = func(conn net.Conn) { _, _ = io.Copy(&received, conn) }
 	b.servers.mu.Unlock()
 	b.rules(rule.Rule{Name: "look", Hosts: []string{"look.tcp.test"}, Ports: []rule.Ports{{First: 1, Last: 65535}}, Methods: []string{"GET"}, Action: rule.Allow},
 		rule.Rule{Name: "never", Hosts: []string{"never.tcp.test"}, Ports: []rule.Ports{{First: 443, Last: 443}}, Action: rule.Deny, Reason: "not this one"})
@@ -166,13 +167,13 @@ func TestWhatHidesAnotherNameReachesNobody(t *testing.T) {
 	b.close() // all connections have ended
 	b.servers.tcp.Close()
 	b.servers.serving.Wait()
-	if heard.Len() > 0 {
-		t.Errorf("servers heard %q", heard.Bytes())
+	if received.Len() > 0 {
+		t.Errorf("servers received %q", received.Bytes())
 	}
 	b.open()
 }
 
-func TestOperatorsCanLetECHPass(t *testing.T) {
+func TestOperatorsCanAllowECH(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Settings.AllowECH = true })
 	b := r.box("k3f9x2m7q1az")
 	for _, address := range []string{"a.web.test:443", "b.web.test:8443"} {

@@ -16,6 +16,8 @@ import (
 	"github.com/andybalholm/brotli"
 	"github.com/coder/websocket"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 // echoing returns a sandbox whose requests to a.web.test get a secret. The server calls
@@ -43,7 +45,7 @@ func (b *box) speaks(major int) *box {
 	transport.Protocols.SetHTTP2(major == 2)
 	b.t.Cleanup(transport.CloseIdleConnections)
 	one := *b
-	one.Client = &http.Client{Transport: transport, Timeout: patience}
+	one.Client = &http.Client{Transport: transport, Timeout: testkit.Patience}
 	return &one
 }
 
@@ -70,7 +72,7 @@ func hidden(got string, at int) bool {
 
 // The server sends the secret in two chunks or DATA frames, cut at each offset in turn. With
 // a content coding, the compressed bytes are cut.
-func TestASecretThatIsSplitOverChunksAndFramesIsTakenOut(t *testing.T) {
+func TestSecretsSplitOverChunksAndFramesAreRemoved(t *testing.T) {
 	b := echoing(t, func(w http.ResponseWriter, r *http.Request, secret string) {
 		coding, cut, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 		at, _ := strconv.Atoi(cut)
@@ -101,7 +103,7 @@ func TestASecretThatIsSplitOverChunksAndFramesIsTakenOut(t *testing.T) {
 	b.none(token)
 }
 
-func TestASecretInTrailersIsTakenOut(t *testing.T) {
+func TestSecretsInTrailersAreRemoved(t *testing.T) {
 	b := echoing(t, func(w http.ResponseWriter, _ *http.Request, secret string) {
 		w.Header().Set("Trailer", "X-Announced")
 		_, _ = io.WriteString(w, "body")
@@ -128,7 +130,7 @@ func TestASecretInTrailersIsTakenOut(t *testing.T) {
 	b.none(token)
 }
 
-func TestASecretThatIsSplitOverFramesOfAWebSocketIsTakenOut(t *testing.T) {
+func TestSecretsSplitOverWebSocketFramesAreRemoved(t *testing.T) {
 	b := echoing(t, func(w http.ResponseWriter, r *http.Request, secret string) {
 		conn, err := websocket.Accept(w, r, nil)
 		if err != nil {
@@ -148,13 +150,13 @@ func TestASecretThatIsSplitOverFramesOfAWebSocketIsTakenOut(t *testing.T) {
 		}
 		_ = conn.Close(websocket.StatusNormalClosure, "bye "+secret)
 	})
-	conn, _, err := websocket.Dial(within(t), "wss://a.web.test/", &websocket.DialOptions{HTTPClient: b.speaks(1).Client})
+	conn, _, err := websocket.Dial(testkit.Context(t), "wss://a.web.test/", &websocket.DialOptions{HTTPClient: b.speaks(1).Client})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.CloseNow()
 	for at := range token {
-		_, got, err := conn.Read(within(t))
+		_, got, err := conn.Read(testkit.Context(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +164,7 @@ func TestASecretThatIsSplitOverFramesOfAWebSocketIsTakenOut(t *testing.T) {
 			t.Errorf("cut at %d: %q", at, got)
 		}
 	}
-	_, _, err = conn.Read(within(t))
+	_, _, err = conn.Read(testkit.Context(t))
 	var last websocket.CloseError
 	if !errors.As(err, &last) || last.Reason != "bye "+strings.Repeat("*", len(token)) {
 		t.Errorf("its last was %v", err)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/doze-run/doze/egress/internal/wat"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/testkit"
 )
 
 // imports are the imports of the tests' modules, in the order of their function indexes.
@@ -133,8 +134,8 @@ func counting() []byte {
 		numbers(outAt, 1), wat.Call(7), next))
 }
 
-// answering responds itself instead of the server.
-func answering(status int, text string) []byte {
+// responding responds itself instead of the server.
+func responding(status int, text string) []byte {
 	return guest(memoryWith(text), wat.Code(numbers(status), wat.Call(6), numbers(1, textAt, len(text)), wat.Call(5), stay))
 }
 
@@ -164,7 +165,7 @@ func trapping() []byte { return guest(memory(), wat.Code(wat.Unreachable, wat.En
 // push pushes a module of the owner.
 func (r *rig) push(name string, wasm []byte) {
 	r.t.Helper()
-	if _, err := r.PutPolicy(within(r.t), owner, name, wasm); err != nil {
+	if _, err := r.PutPolicy(testkit.Context(r.t), owner, name, wasm); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -172,7 +173,7 @@ func (r *rig) push(name string, wasm []byte) {
 // secret stores a secret of the owner.
 func (r *rig) secret(name, value string, hosts ...string) {
 	r.t.Helper()
-	if _, err := r.Secrets.Put(within(r.t), owner, name, []byte(value), hosts); err != nil {
+	if _, err := r.Secrets.Put(testkit.Context(r.t), owner, name, []byte(value), hosts); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -180,7 +181,7 @@ func (r *rig) secret(name, value string, hosts ...string) {
 // operatorsSecret stores a secret of the operator.
 func (r *rig) operatorsSecret(name, value string, hosts ...string) {
 	r.t.Helper()
-	if _, err := r.Secrets.Put(within(r.t), operator, name, []byte(value), hosts); err != nil {
+	if _, err := r.Secrets.Put(testkit.Context(r.t), operator, name, []byte(value), hosts); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -189,7 +190,7 @@ func (r *rig) operatorsSecret(name, value string, hosts ...string) {
 func (r *rig) bearerOfTheNode(host, value string) {
 	r.t.Helper()
 	r.operatorsSecret("api", value, host)
-	if _, err := r.PutPolicy(within(r.t), operator, "bearer", bearer(1)); err != nil {
+	if _, err := r.PutPolicy(testkit.Context(r.t), operator, "bearer", bearer(1)); err != nil {
 		r.t.Fatal(err)
 	}
 	r.nodeRules(through(host, "bearer", "api"))

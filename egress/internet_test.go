@@ -71,8 +71,8 @@ type connectProxy struct {
 	url    *url.URL
 	server string // host:port
 
-	mu    sync.Mutex
-	asked []string
+	mu       sync.Mutex
+	requests []string
 }
 
 func newConnectProxy(t testing.TB, server net.Addr) *connectProxy {
@@ -88,7 +88,7 @@ func newConnectProxy(t testing.TB, server net.Addr) *connectProxy {
 
 func (p *connectProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
-	p.asked = append(p.asked, r.Method+" "+r.RequestURI)
+	p.requests = append(p.requests, r.Method+" "+r.RequestURI)
 	p.mu.Unlock()
 	server, err := net.Dial("tcp", p.server)
 	if err != nil {
@@ -112,12 +112,12 @@ func (p *connectProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	back.Wait()
 }
 
-// wasAsked fails the test unless the proxy got exactly these requests, in this order.
-func (p *connectProxy) wasAsked(t testing.TB, want ...string) {
+// received fails the test unless the proxy got exactly these requests, in this order.
+func (p *connectProxy) received(t testing.TB, want ...string) {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !slices.Equal(p.asked, want) {
-		t.Errorf("the proxy was asked for %q, want %q", p.asked, want)
+	if !slices.Equal(p.requests, want) {
+		t.Errorf("the proxy received %q, want %q", p.requests, want)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/uplinktest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // process is a container of the conformance suite.
@@ -57,7 +58,7 @@ func TestEgressIsAnUplink(t *testing.T) {
 				if n == nil || n.pid != pid || !n.Attached() {
 					return false
 				}
-				conn, err := n.DialContext(within(t), "tcp", "198.18.0.1:53")
+				conn, err := n.DialContext(testkit.Context(t), "tcp", "198.18.0.1:53")
 				if err != nil {
 					return false
 				}
@@ -73,18 +74,18 @@ func TestNothingIsAttachedWhileEgressCloses(t *testing.T) {
 	r.sandboxes.put(sb)
 	d := r.devices
 	d.made = func() { r.close() } // between the device and its stack
-	if err := r.Attach(within(t), sb, 1); !errors.Is(err, sandbox.ErrClosed) {
+	if err := r.Attach(testkit.Context(t), sb, 1); !errors.Is(err, sandbox.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
 	if d.network(sb.ID).Attached() {
-		t.Error("the device is still there")
+		t.Error("the device is still attached")
 	}
-	if err := r.Attach(within(t), sandbox.Sandbox{ID: "other0000000", Owner: owner}, 1); !errors.Is(err, sandbox.ErrClosed) {
+	if err := r.Attach(testkit.Context(t), sandbox.Sandbox{ID: "other0000000", Owner: owner}, 1); !errors.Is(err, sandbox.ErrClosed) {
 		t.Errorf("after it was closed: %v", err)
 	}
 }
 
-func TestAForgottenSandboxLeavesNothing(t *testing.T) {
+func TestForgottenSandboxesLeaveNothing(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "look", Hosts: []string{"a.web.test"}, Methods: []string{"GET"}, Action: rule.Allow})
@@ -92,7 +93,7 @@ func TestAForgottenSandboxLeavesNothing(t *testing.T) {
 	b.entry("a.web.test", nil)
 	r.Detach(b.sb.ID)
 	if b.Attached() {
-		t.Error("the device is still there")
+		t.Error("the device is still attached")
 	}
 	r.names.flush()
 	if got := r.documents.named(t, string(b.sb.ID)); len(got) != 2 {
@@ -102,10 +103,10 @@ func TestAForgottenSandboxLeavesNothing(t *testing.T) {
 	r.sandboxes.put(b.sb)
 	r.Forget(b.sb.ID)
 	for _, when := range []string{"when it is being destroyed", "when it is gone"} {
-		if _, err := r.Explain(within(t), b.sb.ID, "GET", "https://a.web.test/", nil); !errors.Is(err, sandbox.ErrNotFound) {
+		if _, err := r.Explain(testkit.Context(t), b.sb.ID, "GET", "https://a.web.test/", nil); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("explain %s: %v", when, err)
 		}
-		if _, _, err := r.SetRules(within(t), owner, b.sb.ID, ruleset.Update{}); !errors.Is(err, sandbox.ErrNotFound) {
+		if _, _, err := r.SetRules(testkit.Context(t), owner, b.sb.ID, ruleset.Update{}); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("rules %s: %v", when, err)
 		}
 		r.sandboxes.remove(b.sb.ID)
@@ -119,7 +120,7 @@ func TestAForgottenSandboxLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAnOldSealingKeyCanBeTakenAwayAfterOneStart(t *testing.T) {
+func TestOldSealingKeysCanBeRemovedAfterOneStart(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
@@ -149,7 +150,7 @@ func TestAnOldSealingKeyCanBeTakenAwayAfterOneStart(t *testing.T) {
 	}
 }
 
-func TestWhatForgetCouldNotWriteIsKnownAfterARestart(t *testing.T) {
+func TestSandboxesThatWereNotForgottenAreKnownAfterARestart(t *testing.T) {
 	r := newRig(t)
 	ruled, named, other := r.box("ruled0000000"), r.box("named0000000"), r.box("k3f9x2m7q1az")
 	ruled.rules(rule.Rule{Name: "no", Hosts: []string{"a.web.test"}, Action: rule.Deny})
@@ -161,7 +162,7 @@ func TestWhatForgetCouldNotWriteIsKnownAfterARestart(t *testing.T) {
 	for _, b := range []*box{ruled, named} {
 		r.Detach(b.sb.ID)
 		if b.Attached() {
-			t.Error("the device is still there")
+			t.Error("the device is still attached")
 		}
 		r.sandboxes.remove(b.sb.ID)
 		r.Forget(b.sb.ID)
@@ -183,16 +184,16 @@ func TestWhatForgetCouldNotWriteIsKnownAfterARestart(t *testing.T) {
 	}
 }
 
-func TestRulesNamesSecretsAndPoliciesOutliveTheNode(t *testing.T) {
+func TestStateSurvivesARestart(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
 	b.secret("api", token, "a.web.test")
 	b.rules(through("a.web.test", "bearer", "api"), offering("b.web.test"))
-	if _, _, err := r.SetRules(within(t), owner, "", ruleset.Update{Rules: []rule.Rule{{Name: "never", Hosts: []string{"never.web.test"}, Action: rule.Deny, Reason: "kept"}}}); err != nil {
+	if _, _, err := r.SetRules(testkit.Context(t), owner, "", ruleset.Update{Rules: []rule.Rule{{Name: "never", Hosts: []string{"never.web.test"}, Action: rule.Deny, Reason: "kept"}}}); err != nil {
 		t.Fatal(err)
 	}
-	address, err := b.Resolver().LookupNetIP(within(t), "ip4", "a.web.test.")
+	address, err := b.Resolver().LookupNetIP(testkit.Context(t), "ip4", "a.web.test.")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,13 +223,13 @@ func TestRulesNamesSecretsAndPoliciesOutliveTheNode(t *testing.T) {
 	}
 }
 
-func TestADefaultWithoutRulesOutlivesTheNode(t *testing.T) {
+func TestDefaultsWithoutRulesSurviveARestart(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	deny := ruleset.Update{Default: rule.DenyAll}
 	check := func(want string) {
 		t.Helper()
-		e, err := r.Explain(within(t), b.sb.ID, "GET", "https://a.web.test/", nil)
+		e, err := r.Explain(testkit.Context(t), b.sb.ID, "GET", "https://a.web.test/", nil)
 		if got := string(e.Verdict) + " " + e.Rule + ": " + e.Reason; err != nil || !strings.HasPrefix(got, want) {
 			t.Errorf("got %s, %v, want %s", got, err, want)
 		}
@@ -238,7 +239,7 @@ func TestADefaultWithoutRulesOutlivesTheNode(t *testing.T) {
 		want string
 	}{{"", "deny default: no rule of the owner or the sandbox"}, {b.sb.ID, "deny default: no rule of the sandbox"}} {
 		check("allow default")
-		if _, _, err := r.SetRules(within(t), owner, step.id, deny); err != nil {
+		if _, _, err := r.SetRules(testkit.Context(t), owner, step.id, deny); err != nil {
 			t.Fatal(err)
 		}
 		check(step.want)
@@ -246,10 +247,10 @@ func TestADefaultWithoutRulesOutlivesTheNode(t *testing.T) {
 		check(step.want)
 		b.attach()
 		check(step.want)
-		if _, err := b.Resolver().LookupNetIP(within(t), "ip4", "a.web.test."); err == nil {
+		if _, err := b.Resolver().LookupNetIP(testkit.Context(t), "ip4", "a.web.test."); err == nil {
 			t.Error("the name has an address")
 		}
-		if _, _, err := r.SetRules(within(t), owner, step.id, ruleset.Update{Default: rule.Inherit}); err != nil {
+		if _, _, err := r.SetRules(testkit.Context(t), owner, step.id, ruleset.Update{Default: rule.Inherit}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -257,7 +258,7 @@ func TestADefaultWithoutRulesOutlivesTheNode(t *testing.T) {
 }
 
 // A caller that gives up while a module compiles must not leave its policy unready.
-func TestAnAttachThatIsGivenUpLeavesNoPolicyUnready(t *testing.T) {
+func TestCanceledAttachLeavesNoPolicyUnready(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	many := through("a.web.test", "note0", "")
@@ -279,7 +280,7 @@ func TestAnAttachThatIsGivenUpLeavesNoPolicyUnready(t *testing.T) {
 	b.want(b.get("https://a.web.test/"), 200, "this is")
 }
 
-func TestAModuleThatIsGoneDeniesAndIsMendedByAPush(t *testing.T) {
+func TestMissingModulesDenyUntilTheNextPush(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.push("one", noting("one"))
@@ -304,13 +305,13 @@ func TestAModuleThatIsGoneDeniesAndIsMendedByAPush(t *testing.T) {
 	b.want(b.get("https://two.web.test/"), 200, "this is")
 }
 
-func TestBytesFromUpstreamWakeTheSandboxAndItsOwnKeepItAwake(t *testing.T) {
+func TestUpstreamBytesWakeTheSandboxAndItsOwnKeepItAwake(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.want(b.get("https://a.web.test/"), 200, "this is")
 	r.sandboxes.mu.Lock()
 	if r.sandboxes.touched[b.sb.ID] == 0 {
-		t.Error("what it sends does not keep it awake")
+		t.Error("the bytes that it sends do not keep it awake")
 	}
 	r.sandboxes.roused = func(_ context.Context, id sandbox.ID) error { return errors.New("it is stopped") }
 	r.sandboxes.mu.Unlock()
@@ -321,7 +322,7 @@ func TestBytesFromUpstreamWakeTheSandboxAndItsOwnKeepItAwake(t *testing.T) {
 }
 
 // A program that waits for bytes from a dead connection must wake and see the end.
-func TestTheEndOfAConnectionWakesTheSandbox(t *testing.T) {
+func TestEndOfAConnectionWakesTheSandbox(t *testing.T) {
 	for name, end := range map[string]func(net.Conn) error{
 		"its server closes it": func(c net.Conn) error { return c.Close() },
 		"its server resets it": func(c net.Conn) error { return errors.Join(c.(*net.TCPConn).SetLinger(0), c.Close()) },
@@ -338,7 +339,7 @@ func TestTheEndOfAConnectionWakesTheSandbox(t *testing.T) {
 				}
 			}
 			r.servers.mu.Unlock()
-			conn, err := b.DialContext(within(t), "tcp", "db.tcp.test:5432")
+			conn, err := b.DialContext(testkit.Context(t), "tcp", "db.tcp.test:5432")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -355,7 +356,7 @@ func TestTheEndOfAConnectionWakesTheSandbox(t *testing.T) {
 			close(sleeps)
 			select {
 			case <-woken:
-			case <-within(t).Done():
+			case <-testkit.Context(t).Done():
 				t.Error("it sleeps on")
 			}
 		})
@@ -363,10 +364,10 @@ func TestTheEndOfAConnectionWakesTheSandbox(t *testing.T) {
 }
 
 // Detaching the network must not wake the sandbox: the container that used it is ending.
-func TestDetachingWakesNobody(t *testing.T) {
+func TestDetachWakesNoSandbox(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
-	conn, err := b.DialContext(within(t), "tcp", "db.tcp.test:5432")
+	conn, err := b.DialContext(testkit.Context(t), "tcp", "db.tcp.test:5432")
 	if err != nil {
 		t.Fatal(err)
 	}

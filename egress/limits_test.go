@@ -10,11 +10,12 @@ import (
 	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/quota"
+	"github.com/doze-run/doze/testkit"
 )
 
 // A pending dial outlives its canceled request, so a sandbox could start any number of dials
 // at no cost.
-func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
+func TestAbandonedDialsAreBounded(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
 	b.secret("api", token, "a.tcp.test")
@@ -28,7 +29,7 @@ func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
 	b.servers.mu.Unlock()
 	t.Cleanup(func() { close(end) })
 	_ = b.find(b.sb.ID).Usage.Dials.TryAcquire(flow.MaxClientDials - 1)
-	ctx, leave := context.WithCancel(within(t))
+	ctx, leave := context.WithCancel(testkit.Context(t))
 	left := make(chan bool)
 	go func() {
 		defer close(left)
@@ -44,13 +45,13 @@ func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
 }
 
 // Otherwise bodies that are declared but never sent would exhaust the node's memory.
-func TestBodiesAreHeldForPlaceholdersOnlySoLongAsThereIsRoom(t *testing.T) {
+func TestMemoryOfBodiesWithPlaceholdersIsBounded(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
 	b.rules(offering("a.web.test"))
 	text := b.Environment(b.sb.ID)["API_TOKEN"]
 	_ = b.carrier.Usage.Bodies.TryAcquire(flow.MaxBodies)
-	send := func() answer {
+	send := func() response {
 		return b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("key="+text)))
 	}
 	b.want(send(), 403, "too many such bodies are in flight")
@@ -67,7 +68,7 @@ func TestBodiesAreHeldForPlaceholdersOnlySoLongAsThereIsRoom(t *testing.T) {
 	}
 }
 
-func TestManyRequestsAreNarrow(t *testing.T) {
+func TestManyRequestsHaveSmallWindows(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	m := r.find(b.sb.ID)
@@ -87,7 +88,7 @@ func TestManyRequestsAreNarrow(t *testing.T) {
 	}
 }
 
-func TestASenderHasSoManyRequestsUnderWayAtMost(t *testing.T) {
+func TestRequestsOfAClientAreBounded(t *testing.T) {
 	r := newRig(t)
 	b, other := r.box("k3f9x2m7q1az"), r.box("z3f9x2m7q1az")
 	m := r.find(b.sb.ID)

@@ -8,15 +8,15 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/doze-run/doze/egress/internal/wat"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestWhoWaitsForAChangeCanGiveUp(t *testing.T) {
+func TestWaitingForAChangeEndsWithItsContext(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	r.changeMu.Lock() // as another change does
@@ -47,24 +47,24 @@ func TestWhoWaitsForAChangeCanGiveUp(t *testing.T) {
 	}
 }
 
-func TestAnOwnersChangesAreMadeOneByOneBesideThoseOfOthers(t *testing.T) {
+func TestOwnerLocksAreIndependent(t *testing.T) {
 	var locks ownerLocks
-	leave, err := locks.LockContext(within(t), "ann")
+	leave, err := locks.LockContext(testkit.Context(t), "ann")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := locks.LockContext(ended, "ann"); !errors.Is(err, context.Canceled) {
-		t.Errorf("her second: %v", err)
+		t.Errorf("the second of ann: %v", err)
 	}
-	others, err := locks.LockContext(within(t), "bob")
+	others, err := locks.LockContext(testkit.Context(t), "bob")
 	if err != nil {
 		t.Fatal(err)
 	}
 	next := make(chan func())
 	go func() { // ends when it has the lock
-		leave, err := locks.LockContext(within(t), "ann")
+		leave, err := locks.LockContext(testkit.Context(t), "ann")
 		if err != nil {
 			t.Error(err)
 		}
@@ -93,21 +93,13 @@ func TestModulesAreCompiledBeforeAChangeBegins(t *testing.T) {
 	r.changeMu.Lock()
 	set := make(chan error)
 	go func() { // ends when the rules are set
-		_, _, err := r.SetRules(within(t), owner, b.sb.ID, ruleset.Update{Rules: []rule.Rule{through("a.web.test", "bearer", "")}})
+		_, _, err := r.SetRules(testkit.Context(t), owner, b.sb.ID, ruleset.Update{Rules: []rule.Rule{through("a.web.test", "bearer", "")}})
 		set <- err
 	}()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	ctx := within(t)
-	for compiled := false; !compiled; {
-		select {
-		case <-tick.C:
-			entries, err := os.ReadDir(cache)
-			compiled = err == nil && len(entries) > 0
-		case <-ctx.Done():
-			t.Fatal("nothing was compiled")
-		}
-	}
+	testkit.Eventually(t, "the module is compiled", func() bool {
+		entries, err := os.ReadDir(cache)
+		return err == nil && len(entries) > 0
+	})
 	r.changeMu.Unlock()
 	if err := <-set; err != nil {
 		t.Error(err)
@@ -115,11 +107,11 @@ func TestModulesAreCompiledBeforeAChangeBegins(t *testing.T) {
 }
 
 // Nested blocks occupy a compiler until it is killed.
-func TestAPushWaitsForNoOtherOwners(t *testing.T) {
+func TestPushesOfOwnersAreIndependent(t *testing.T) {
 	r := newRig(t)
 	const depth = 100_000
 	hostile := guest("", wat.Code(bytes.Repeat(wat.Block, depth), bytes.Repeat(wat.End, depth), next))
-	ctx, cancel := context.WithCancel(within(t))
+	ctx, cancel := context.WithCancel(testkit.Context(t))
 	pushed := make(chan error, 3)
 	for i := range cap(pushed) { // end with ctx
 		go func() {
@@ -127,16 +119,12 @@ func TestAPushWaitsForNoOtherOwners(t *testing.T) {
 			pushed <- err
 		}()
 	}
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for r.pool.host.Compilers() == 0 {
-		<-tick.C
-	}
-	if _, err := r.PutPolicy(within(t), owner, "note", noting("a note")); err != nil {
+	testkit.Eventually(t, "a compiler runs", func() bool { return r.pool.host.Compilers() > 0 })
+	if _, err := r.PutPolicy(testkit.Context(t), owner, "note", noting("a note")); err != nil {
 		t.Error(err)
 	}
 	if n := r.pool.host.Compilers(); n != 1 || len(pushed) != 0 {
-		t.Errorf("of an owner's modules %d are compiled at once, %d were", n, len(pushed))
+		t.Errorf("of an owner's modules %d are compiled concurrently, %d were", n, len(pushed))
 	}
 	cancel()
 	for range cap(pushed) {
@@ -146,7 +134,7 @@ func TestAPushWaitsForNoOtherOwners(t *testing.T) {
 	}
 }
 
-func TestPoliciesThatTakeTooLongToStartAreRefusedWithTheirPlace(t *testing.T) {
+func TestSlowPoliciesAreRefusedWithTheirPosition(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))

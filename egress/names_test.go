@@ -16,11 +16,12 @@ import (
 	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/store/document"
 	"github.com/doze-run/doze/runtime/store/storetest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func openNames(t *testing.T, d document.Store) *nameBook {
 	t.Helper()
-	b, err := openNameBook(within(t), d, slog.New(slog.DiscardHandler))
+	b, err := openNameBook(testkit.Context(t), d, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,7 @@ func addr(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{198, 18, byte(1 + n>>8), byte(n)})
 }
 
-func TestAsManyNamesAsASandboxMayHaveAreKept(t *testing.T) {
+func TestAllNamesOfASandboxAreStored(t *testing.T) {
 	d := &documents{Badger: storetest.New(t)}
 	b := openNames(t, d)
 	const most = 8192
@@ -43,9 +44,9 @@ func TestAsManyNamesAsASandboxMayHaveAreKept(t *testing.T) {
 	b.close()
 	again := openNames(t, d)
 	if got := again.known("k3f9x2m7q1az"); len(got) != most || got[addr(300)] != b.known("k3f9x2m7q1az")[addr(300)] {
-		t.Errorf("%d are there", len(got))
+		t.Errorf("%d are stored", len(got))
 	}
-	if err := again.forget(within(t), "k3f9x2m7q1az"); err != nil {
+	if err := again.forget(testkit.Context(t), "k3f9x2m7q1az"); err != nil {
 		t.Fatal(err)
 	}
 	if left := d.named(t, ""); len(left) != 1 || !strings.Contains(left[0], "other0000000") {
@@ -66,9 +67,9 @@ func (d *slowDocuments) PutDocument(ctx context.Context, kind, name string, valu
 	return d.documents.PutDocument(ctx, kind, name, value)
 }
 
-func TestAWithdrawnNameIsNotWrittenAgainByWhoBeganBefore(t *testing.T) {
+func TestForgottenNamesAreNotWrittenByAnEarlierFlush(t *testing.T) {
 	d := &slowDocuments{&documents{Badger: storetest.New(t)}, make(chan string), make(chan struct{})}
-	b, err := openNameBook(within(t), d, slog.New(slog.DiscardHandler))
+	b, err := openNameBook(testkit.Context(t), d, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func TestAWithdrawnNameIsNotWrittenAgainByWhoBeganBefore(t *testing.T) {
 	}
 }
 
-func TestNamesThatWereNotWrittenAreWrittenLater(t *testing.T) {
+func TestUnwrittenNamesAreWrittenLater(t *testing.T) {
 	d := &documents{Badger: storetest.New(t)}
 	b := openNames(t, d)
 	d.failWith(errors.New("the disk is full"))
@@ -110,7 +111,7 @@ func TestNamesThatWereNotWrittenAreWrittenLater(t *testing.T) {
 	}
 }
 
-func TestBothNameServersRefuseANameInTheirWords(t *testing.T) {
+func TestBothNameServersRefuseNames(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "no", Hosts: []string{"a.web.test"}, Action: rule.Deny})
 	query, err := new(dns.Msg).SetQuestion("a.web.test.", dns.TypeA).Pack()
@@ -119,22 +120,22 @@ func TestBothNameServersRefuseANameInTheirWords(t *testing.T) {
 	}
 	for server, want := range map[netip.Addr]int{link.Gateway: dns.RcodeRefused, link.SecondServer: dns.RcodeNameError} {
 		var answer dns.Msg
-		if err := answer.Unpack(b.find(b.sb.ID).DNS(within(t), server, query)); err != nil || answer.Rcode != want {
+		if err := answer.Unpack(b.find(b.sb.ID).DNS(testkit.Context(t), server, query)); err != nil || answer.Rcode != want {
 			t.Errorf("%s: %v, %v", server, &answer, err)
 		}
 	}
 }
 
-func TestNamesThatCannotBeReadKeepNoNodeFromStarting(t *testing.T) {
+func TestUnreadableNamesAreIgnored(t *testing.T) {
 	d := &documents{Badger: storetest.New(t)}
-	if err := d.PutDocument(within(t), namesKind, "k3f9x2m7q1az/198.18.1.0", []byte("no JSON")); err != nil {
+	if err := d.PutDocument(testkit.Context(t), namesKind, "k3f9x2m7q1az/198.18.1.0", []byte("no JSON")); err != nil {
 		t.Fatal(err)
 	}
 	b := openNames(t, d)
 	if got := b.known("k3f9x2m7q1az"); len(got) != 0 {
 		t.Errorf("got %v", got)
 	}
-	if err := b.forget(within(t), "k3f9x2m7q1az"); err != nil || len(d.named(t, "k3f9")) != 0 {
+	if err := b.forget(testkit.Context(t), "k3f9x2m7q1az"); err != nil || len(d.named(t, "k3f9")) != 0 {
 		t.Errorf("when the sandbox is forgotten %v is left, %v", d.named(t, ""), err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/doze-run/doze/egress/internal/wat"
 	"github.com/doze-run/doze/egress/policy/policylog"
+	"github.com/doze-run/doze/testkit"
 )
 
 // logging returns a policy that logs a line at a level for each request.
@@ -13,7 +14,7 @@ func logging(level int, text string) []byte {
 	return wat.Handler(imports, memoryWith(text), wat.Code(numbers(level, textAt, len(text)), wat.Call(len(imports)-1), next), wat.End).Binary()
 }
 
-func TestAnOwnerReadsWhatHisPoliciesWrote(t *testing.T) {
+func TestOwnersReadTheLogsOfTheirPolicies(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.push("one", logging(-1, "seen"))
@@ -39,7 +40,7 @@ func TestAnOwnerReadsWhatHisPoliciesWrote(t *testing.T) {
 		}
 	}
 	b.rules()
-	if err := r.DeletePolicy(within(t), owner, "one"); err != nil {
+	if err := r.DeletePolicy(testkit.Context(t), owner, "one"); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok := <-lines; ok || r.HasPolicy(owner, "one") || len(r.PolicyLogs.Lines(policylog.Policy{Owner: owner, Name: "one"}, policylog.Filter{})) != 0 {

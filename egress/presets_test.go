@@ -10,6 +10,7 @@ import (
 	"github.com/doze-run/doze/egress/rule/preset"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // withPreset returns a change of settings that sets the hosts of the operator's preset npm,
@@ -34,7 +35,7 @@ func TestReloadsChangeThePresetsOfStoredRules(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	b.push("note", noting("a note"))
 	allow := []rule.Rule{{Name: "packages", Hosts: []string{"preset:npm"}, Action: rule.Allow}}
-	if _, _, err := r.SetRules(within(t), owner, "", ruleset.Update{Default: rule.DenyAll, Rules: allow}); err != nil {
+	if _, _, err := r.SetRules(testkit.Context(t), owner, "", ruleset.Update{Default: rule.DenyAll, Rules: allow}); err != nil {
 		t.Fatal(err)
 	}
 	noted := []rule.Rule{{Name: "noted", Hosts: []string{"preset:npm"}, Policies: []rule.Use{{Policy: "note"}}}}
@@ -48,7 +49,7 @@ func TestReloadsChangeThePresetsOfStoredRules(t *testing.T) {
 		if a, err := b.try(newRequest(t, "GET", "http://"+denied+"/", nil)); err == nil && a.status != 403 { // the name has an address since it was allowed
 			t.Errorf("%s: %s answered %+v", when, denied, a)
 		}
-		e, err := r.Explain(within(t), b.sb.ID, "GET", "http://"+denied+"/", nil)
+		e, err := r.Explain(testkit.Context(t), b.sb.ID, "GET", "http://"+denied+"/", nil)
 		if err != nil || e.Verdict != rule.VerdictDeny || !strings.Contains(e.Reason, reason) {
 			t.Errorf("%s: %s is explained as %+v, %v", when, denied, e, err)
 		}
@@ -68,13 +69,13 @@ func TestReloadsChangeThePresetsOfStoredRules(t *testing.T) {
 	removed := func(when string) {
 		t.Helper()
 		for _, host := range []string{"a.plain.test", "b.plain.test"} {
-			e, err := r.Explain(within(t), b.sb.ID, "GET", "http://"+host+"/", nil)
+			e, err := r.Explain(testkit.Context(t), b.sb.ID, "GET", "http://"+host+"/", nil)
 			if err != nil || e.Verdict != rule.VerdictDeny || !strings.Contains(e.Reason, "names preset:npm, which is not defined on this node") {
 				t.Errorf("%s: %s is explained as %+v, %v", when, host, e, err)
 			}
 		}
 		for _, id := range []sandbox.ID{"", b.sb.ID} {
-			_, warnings, err := r.Rules(within(t), owner, id)
+			_, warnings, err := r.Rules(testkit.Context(t), owner, id)
 			if err != nil || len(warnings) != 1 || !strings.Contains(warnings[0].Problem, "preset:npm") {
 				t.Errorf("%s: the rules of %q have the warnings %+v, %v", when, id, warnings, err)
 			}
@@ -88,12 +89,13 @@ func TestReloadsChangeThePresetsOfStoredRules(t *testing.T) {
 	}
 	removed("after a reload without it")
 	b.want(b.get("http://b.plain.test/"), 403, "preset:npm")
-	if _, _, err := r.SetRules(within(t), owner, b.sb.ID, ruleset.Update{Rules: noted}); err == nil || !strings.Contains(err.Error(), `"npm" is not a preset`) {
+	if _, _, err := r.SetRules(testkit.Context(t), owner, b.sb.ID, ruleset.Update{Rules: noted}); err == nil || !strings.Contains(err.Error(), `"npm" is not a preset`) {
 		t.Errorf("new rules that name it: %v", err)
 	}
 
 	r.config.Settings = *r.settings.Load()
-	*r.log = lines{}
+	r.log = testkit.NewLog(t)
+	r.config.Log = r.log.Logger()
 	r.reopen()
 	removed("after a restart without it")
 	b.attach()

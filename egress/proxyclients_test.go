@@ -25,6 +25,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 const proxyKey = "doze_key-of-ann"
@@ -54,7 +55,7 @@ func (r *rig) agent() *agent {
 	at, _ := url.Parse(a.proxy.URL)
 	at.User = url.UserPassword("anybody", proxyKey)
 	transport := &http.Transport{Proxy: http.ProxyURL(at), TLSClientConfig: &tls.Config{RootCAs: roots}} // without HTTP/2, because net/http would negotiate it with the proxy and then send CONNECT over HTTP/1.1
-	a.Client = &http.Client{Transport: transport, Timeout: patience}
+	a.Client = &http.Client{Transport: transport, Timeout: testkit.Patience}
 	a.box.Client = a.Client
 	r.t.Cleanup(a.proxy.Close)
 	r.t.Cleanup(transport.CloseIdleConnections)
@@ -64,7 +65,7 @@ func (r *rig) agent() *agent {
 // rules sets the owner's rules.
 func (a *agent) rules(rules ...rule.Rule) {
 	a.t.Helper()
-	if _, _, err := a.SetRules(within(a.t), owner, "", ruleset.Update{Rules: rules}); err != nil {
+	if _, _, err := a.SetRules(testkit.Context(a.t), owner, "", ruleset.Update{Rules: rules}); err != nil {
 		a.t.Fatal(err)
 	}
 }
@@ -74,7 +75,7 @@ func (a *agent) entry(host string) audit.Entry {
 	a.t.Helper()
 	flows, stop := a.Flows.Follow(flow.ProxyName(owner), audit.Filter{})
 	defer stop()
-	ctx := within(a.t)
+	ctx := testkit.Context(a.t)
 	for {
 		select {
 		case e := <-flows:
@@ -82,12 +83,12 @@ func (a *agent) entry(host string) audit.Entry {
 				return e
 			}
 		case <-ctx.Done():
-			a.t.Fatalf("there is no entry about %s: %+v", host, a.Flows.Entries(flow.ProxyName(owner), audit.Filter{}))
+			a.t.Fatalf("no entry about %s: %+v", host, a.Flows.Entries(flow.ProxyName(owner), audit.Filter{}))
 		}
 	}
 }
 
-func TestAnAgentOutsideGetsTheSecretsOfItsOwnersRules(t *testing.T) {
+func TestProxyClientsGetTheSecretsOfTheirOwnersRules(t *testing.T) {
 	a := newRig(t).agent()
 	a.push("bearer", bearer(1))
 	a.secret("api", token, "a.web.test")
@@ -110,7 +111,7 @@ func TestAnAgentOutsideGetsTheSecretsOfItsOwnersRules(t *testing.T) {
 	}
 }
 
-func TestAnAgentsRequestsWithoutTLSAreDecidedOnOneByOne(t *testing.T) {
+func TestProxyRequestsWithoutTLSAreDecidedOnOneByOne(t *testing.T) {
 	a := newRig(t).agent()
 	a.rules(rule.Rule{Name: "no", Hosts: []string{"a.plain.test"}, Paths: []string{"/no"}, Action: rule.Deny})
 	a.want(a.get("http://a.plain.test/yes?q=1"), 200, "this is a.plain.test")
@@ -131,7 +132,7 @@ func TestAnAgentsRequestsWithoutTLSAreDecidedOnOneByOne(t *testing.T) {
 	}
 }
 
-func TestAnAgentsConnectionsPassThroughUnlessARuleLooks(t *testing.T) {
+func TestProxyConnectionsPassThroughUnlessARuleInspectsThem(t *testing.T) {
 	a := newRig(t).agent()
 	a.want(a.get("https://b.web.test/x"), 200, "this is b.web.test")
 	a.Client.CloseIdleConnections()
@@ -150,7 +151,7 @@ func (a *agent) connect(to string, more ...string) (net.Conn, *bufio.Reader, *ht
 		a.t.Fatal(err)
 	}
 	a.t.Cleanup(func() { conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(testkit.Patience))
 	fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\nProxy-Authorization: Bearer %s\r\n\r\n%s", to, to, proxyKey, strings.Join(more, ""))
 	from := bufio.NewReader(conn)
 	res, err := http.ReadResponse(from, &http.Request{Method: "CONNECT"})
@@ -160,7 +161,7 @@ func (a *agent) connect(to string, more ...string) (net.Conn, *bufio.Reader, *ht
 	return conn, from, res
 }
 
-func TestADeniedTunnelIsAnsweredWithItsReason(t *testing.T) {
+func TestDeniedTunnelsGetTheReason(t *testing.T) {
 	a := newRig(t).agent()
 	a.rules(rule.Rule{Name: "no", Hosts: []string{"*.tcp.test"}, Action: rule.Deny, Reason: "not that one"})
 	for to, want := range map[string]struct {
@@ -183,7 +184,7 @@ func TestADeniedTunnelIsAnsweredWithItsReason(t *testing.T) {
 	}
 }
 
-func TestATunnelCarriesWhatCameWithItsRequestAndBothEnds(t *testing.T) {
+func TestTunnelsCarryEarlyDataAndHalfClose(t *testing.T) {
 	a := newRig(t).agent()
 	conn, from, res := a.connect("a.tcp.test:7", "early, ")
 	if res.StatusCode != 200 {
@@ -201,15 +202,15 @@ func TestATunnelCarriesWhatCameWithItsRequestAndBothEnds(t *testing.T) {
 	}
 }
 
-func TestATunnelIsHeldToTheNameThatItAskedFor(t *testing.T) {
+func TestTunnelsRequireTheNameOfTheirTarget(t *testing.T) {
 	a := newRig(t).agent()
 	conn, from, res := a.connect("a.web.test:443")
 	if res.StatusCode != 200 {
 		t.Fatal(res.Status)
 	}
 	before := a.servers.count()
-	inner := tls.Client(&tunnelled{conn, from}, &tls.Config{ServerName: "b.web.test", InsecureSkipVerify: true})
-	if err := inner.HandshakeContext(within(t)); err == nil {
+	inner := tls.Client(&tunneled{conn, from}, &tls.Config{ServerName: "b.web.test", InsecureSkipVerify: true})
+	if err := inner.HandshakeContext(testkit.Context(t)); err == nil {
 		t.Error("a handshake for another host succeeded")
 	}
 	if e := a.entry("a.web.test"); e.Verdict != audit.Deny || !strings.Contains(e.Reason, "b.web.test") {
@@ -220,12 +221,12 @@ func TestATunnelIsHeldToTheNameThatItAskedFor(t *testing.T) {
 	}
 }
 
-type tunnelled struct {
+type tunneled struct {
 	net.Conn
 	from io.Reader
 }
 
-func (c *tunnelled) Read(p []byte) (int, error) { return c.from.Read(p) }
+func (c *tunneled) Read(p []byte) (int, error) { return c.from.Read(p) }
 
 // http2Tunnel requests a tunnel over HTTP/2.
 func (a *agent) http2Tunnel(to string) (io.WriteCloser, *http.Response) {
@@ -247,7 +248,7 @@ func (a *agent) http2Tunnel(to string) (io.WriteCloser, *http.Response) {
 	return sending, res
 }
 
-func TestATunnelOverHTTP2IsInterceptedLikeAnyOther(t *testing.T) {
+func TestTunnelsOverHTTP2AreIntercepted(t *testing.T) {
 	a := newRig(t).agent()
 	a.push("bearer", bearer(1))
 	a.secret("api", token, "a.web.test")
@@ -275,7 +276,7 @@ func TestATunnelOverHTTP2IsInterceptedLikeAnyOther(t *testing.T) {
 	}
 }
 
-func TestATunnelOverHTTP2CarriesBothEnds(t *testing.T) {
+func TestTunnelsOverHTTP2CarryTheEndOfTheStream(t *testing.T) {
 	a := newRig(t).agent()
 	up, res := a.http2Tunnel("a.tcp.test:7")
 	fmt.Fprint(up, "hello")
@@ -299,7 +300,7 @@ func (s *streamed) Read(p []byte) (int, error)  { return s.down.Read(p) }
 func (s *streamed) Write(p []byte) (int, error) { return s.up.Write(p) }
 func (s *streamed) Close() error                { return s.up.Close() }
 
-func TestAnOwnersAgentsHaveSoManyConnectionsAtMost(t *testing.T) {
+func TestProxyConnectionsOfAnOwnerAreBounded(t *testing.T) {
 	a := newRig(t, func(c *Config) { c.Settings.MaxSandboxConnections = 2 }).agent()
 	var open []net.Conn
 	for range 2 {
@@ -323,7 +324,7 @@ func TestAnOwnersAgentsHaveSoManyConnectionsAtMost(t *testing.T) {
 }
 
 // A rule with a placeholder applies, but programs outside of sandboxes get no placeholder.
-func TestAnAgentHasNoPlaceholders(t *testing.T) {
+func TestProxyClientsHaveNoPlaceholders(t *testing.T) {
 	a := newRig(t).agent()
 	a.secret("api", token, "a.web.test")
 	a.rules(offering("a.web.test"))
@@ -331,11 +332,11 @@ func TestAnAgentHasNoPlaceholders(t *testing.T) {
 	if e := a.entry("a.web.test"); e.Kind != audit.Request || e.Rule != "owner/offer" || len(e.Secrets) != 0 {
 		t.Errorf("the audit log says %+v", e)
 	}
-	explained, err := a.ExplainProxy(within(t), owner, "GET", "https://a.web.test/user", nil)
+	explained, err := a.ExplainProxy(testkit.Context(t), owner, "GET", "https://a.web.test/user", nil)
 	if err != nil || explained.Rule != "owner/offer" || explained.Placeholders != nil {
 		t.Errorf("%+v, %v", explained, err)
 	}
-	o, err := a.proxyClient(within(t), owner)
+	o, err := a.proxyClient(testkit.Context(t), owner)
 	if err != nil || o.Table().Offers != nil || o.Table().Environment != nil {
 		t.Errorf("%+v, %v", o, err)
 	}
@@ -383,7 +384,7 @@ func TestTunnelsEndWithTheNode(t *testing.T) {
 	r.open() // for the cleanup, which closes it
 }
 
-func TestARequestWhoseClientTakesNothingEndsWithTheNode(t *testing.T) {
+func TestRequestsOfStalledClientsEndWithTheNode(t *testing.T) {
 	r := newRig(t)
 	w := &stuck{header: http.Header{}, writing: make(chan struct{}), limited: make(chan struct{})}
 	ended := make(chan struct{})

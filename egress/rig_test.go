@@ -2,19 +2,12 @@ package egress
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log"
-	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -37,6 +30,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
 	"github.com/doze-run/doze/runtime/store/storetest"
+	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testca"
 )
 
 // compiler is the policy compiler of all tests.
@@ -58,16 +53,6 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// patience bounds each wait of a test. It does not measure speed.
-const patience = 60 * time.Second
-
-func within(t testing.TB) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // Owner and operator of the tests.
 const (
 	owner    = "ann"
@@ -83,7 +68,7 @@ type rig struct {
 	sandboxes *sandboxes
 	devices   *devices
 	servers   *servers
-	log       *lines
+	log       *testkit.Log
 }
 
 // newRig opens an Egress whose settings resolve *.test to servers of the test: *.web.test
@@ -91,12 +76,12 @@ type rig struct {
 func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	s := newServers(t)
-	r := &rig{t: t, servers: s, documents: &documents{Badger: storetest.New(t)}, log: &lines{}}
+	r := &rig{t: t, servers: s, documents: &documents{Badger: storetest.New(t)}, log: testkit.NewLog(t)}
 	r.sandboxes = &sandboxes{all: map[sandbox.ID]sandbox.Sandbox{}, touched: map[sandbox.ID]int{}}
 	r.devices = &devices{t: t, networks: map[sandbox.ID]*attached{}}
 	r.config = Config{
 		Folder: t.TempDir(), Documents: r.documents, Device: r.devices.TUN, Sandboxes: r.sandboxes,
-		Operator: operator, Settings: s.settings(), Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		Operator: operator, Settings: s.settings(), Log: r.log.Logger(),
 		PolicyCompiler: compiler,
 	}
 	for _, c := range change {
@@ -109,7 +94,7 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 
 func (r *rig) open() {
 	r.t.Helper()
-	e, err := Open(within(r.t), r.config)
+	e, err := Open(testkit.Context(r.t), r.config)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -135,7 +120,7 @@ func (r *rig) reload(change func(*Settings)) error {
 	r.t.Helper()
 	s := *r.settings.Load()
 	change(&s)
-	c, err := r.Prepare(within(r.t), s)
+	c, err := r.Prepare(testkit.Context(r.t), s)
 	if err != nil {
 		return err
 	}
@@ -198,7 +183,7 @@ func (d *documents) named(t testing.TB, text string) []string {
 	t.Helper()
 	var found []string
 	for _, kind := range []string{namesKind, "rules", "policies", "secrets", "ca", keysKind} {
-		err := d.Documents(within(t), kind, func(name string, _ []byte) error {
+		err := d.Documents(testkit.Context(t), kind, func(name string, _ []byte) error {
 			if strings.Contains(name, text) {
 				found = append(found, kind+" "+name)
 			}
@@ -209,24 +194,6 @@ func (d *documents) named(t testing.TB, text string) []string {
 		}
 	}
 	return found
-}
-
-// lines is a log.
-type lines struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // sandboxes is a Manager whose sandboxes all run.
@@ -337,7 +304,7 @@ func (r *rig) box(id sandbox.ID) *box {
 
 func (b *box) attach() {
 	b.t.Helper()
-	if err := b.Attach(within(b.t), b.sb, 1); err != nil {
+	if err := b.Attach(testkit.Context(b.t), b.sb, 1); err != nil {
 		b.t.Fatal(err)
 	}
 	b.Network = b.devices.network(b.sb.ID).Network
@@ -347,18 +314,18 @@ func (b *box) attach() {
 	transport := &http.Transport{
 		DialContext: b.DialContext, TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true,
 	}
-	b.Client = &http.Client{Transport: transport, Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	b.Client = &http.Client{Transport: transport, Timeout: testkit.Patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	b.t.Cleanup(transport.CloseIdleConnections)
 }
 
-// answer is the response to a request, with its body read.
-type answer struct {
+// response is the response to a request, with its body read.
+type response struct {
 	status int
 	header http.Header
 	body   string
 }
 
-func (b *box) do(r *http.Request) answer {
+func (b *box) do(r *http.Request) response {
 	b.t.Helper()
 	a, err := b.try(r)
 	if err != nil {
@@ -367,24 +334,24 @@ func (b *box) do(r *http.Request) answer {
 	return a
 }
 
-func (b *box) try(r *http.Request) (answer, error) {
+func (b *box) try(r *http.Request) (response, error) {
 	res, err := b.Client.Do(r)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	return answer{res.StatusCode, res.Header, string(body)}, err
+	return response{res.StatusCode, res.Header, string(body)}, err
 }
 
-func (b *box) get(url string) answer {
+func (b *box) get(url string) response {
 	b.t.Helper()
 	return b.do(newRequest(b.t, "GET", url, nil))
 }
 
 func newRequest(t testing.TB, method, url string, body io.Reader) *http.Request {
 	t.Helper()
-	r, err := http.NewRequestWithContext(within(t), method, url, body)
+	r, err := http.NewRequestWithContext(testkit.Context(t), method, url, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -392,7 +359,7 @@ func newRequest(t testing.TB, method, url string, body io.Reader) *http.Request 
 }
 
 // want fails the test unless the response has this status and contains this text.
-func (b *box) want(a answer, status int, text string) {
+func (b *box) want(a response, status int, text string) {
 	b.t.Helper()
 	if a.status != status || !strings.Contains(a.body, text) {
 		b.t.Errorf("got %d %q, want %d with %q", a.status, a.body, status, text)
@@ -402,7 +369,7 @@ func (b *box) want(a answer, status int, text string) {
 // rules sets the sandbox's rules.
 func (b *box) rules(rules ...rule.Rule) {
 	b.t.Helper()
-	if _, _, err := b.SetRules(within(b.t), owner, b.sb.ID, ruleset.Update{Rules: rules}); err != nil {
+	if _, _, err := b.SetRules(testkit.Context(b.t), owner, b.sb.ID, ruleset.Update{Rules: rules}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -412,7 +379,7 @@ func (b *box) entry(host string, f func(audit.Entry) bool) audit.Entry {
 	b.t.Helper()
 	flows, stop := b.Flows.Follow(string(b.sb.ID), audit.Filter{})
 	defer stop()
-	ctx := within(b.t)
+	ctx := testkit.Context(b.t)
 	for {
 		select {
 		case e := <-flows:
@@ -420,7 +387,7 @@ func (b *box) entry(host string, f func(audit.Entry) bool) audit.Entry {
 				return e
 			}
 		case <-ctx.Done():
-			b.t.Fatalf("there is no such entry about %s: %+v", host, b.Flows.Entries(string(b.sb.ID), audit.Filter{}))
+			b.t.Fatalf("no matching entry about %s: %+v", host, b.Flows.Entries(string(b.sb.ID), audit.Filter{}))
 		}
 	}
 }
@@ -446,7 +413,10 @@ type got struct {
 
 func newServers(t testing.TB) *servers {
 	t.Helper()
-	certificate, ca := newCertificate(t)
+	certificate, ca, err := testca.New("*.web.test", "*.tcp.test")
+	if err != nil {
+		t.Fatal(err)
+	}
 	s := &servers{ca: ca}
 	start := func(f func(*httptest.Server)) *httptest.Server {
 		server := httptest.NewUnstartedServer(s)
@@ -461,7 +431,6 @@ func newServers(t testing.TB) *servers {
 		h.EnableHTTP2 = true
 		h.StartTLS()
 	})
-	var err error
 	if s.tcp, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
@@ -544,23 +513,4 @@ func (s *servers) settings() Settings {
 	// The tests' modules share few cores with other tests.
 	settings.PolicyTime = 10 * time.Second
 	return settings
-}
-
-// newCertificate returns a self-signed certificate for *.web.test and *.tcp.test, and its
-// PEM.
-func newCertificate(t testing.TB) (tls.Certificate, []byte) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "servers of a test"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"*.web.test", "*.tcp.test"},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }

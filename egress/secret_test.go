@@ -15,15 +15,16 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/session"
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestAReferenceInTheBodyOfAPolicyIsRendered(t *testing.T) {
+func TestReferencesInBodiesOfPoliciesAreRendered(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("body", inBody())
 	b.secret("api", token, "a.web.test")
 	b.rules(through("a.web.test", "body", "api"))
 	b.servers.handle(echo)
-	for _, sent := range []string{"", "what the client wrote"} {
+	for _, sent := range []string{"", "the body of the client"} {
 		a := b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader(sent)))
 		if got := b.servers.last(t); got.body != "Bearer "+token || got.ContentLength != int64(len(got.body)) {
 			t.Errorf("the server got %q", got.body)
@@ -38,7 +39,7 @@ func TestAReferenceInTheBodyOfAPolicyIsRendered(t *testing.T) {
 
 // The request has the values when it is sent, and a policy may read the request again when
 // the response arrives.
-func TestAPolicySeesNoSecretInTheRequestWhenTheResponseIsThere(t *testing.T) {
+func TestPoliciesSeeNoSecretInTheRequestAfterTheResponse(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.push("peeking", peeking())
@@ -55,7 +56,7 @@ func TestAPolicySeesNoSecretInTheRequestWhenTheResponseIsThere(t *testing.T) {
 	b.none(token)
 }
 
-func TestASecretThatIsNotAtHandRefusesTheRequest(t *testing.T) {
+func TestMissingSecretsRefuseTheRequest(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
 	b.push("signing", signing())
@@ -100,7 +101,7 @@ func TestSecretsOfTheNodesRulesAreTheOperators(t *testing.T) {
 
 // A host may publish the contents of a body. The owner's policies run after the node's, and
 // see their references.
-func TestAPolicyOfTheOwnerLeavesTheOperatorsSecretsWhereTheyAre(t *testing.T) {
+func TestPoliciesOfOwnersCannotMoveTheOperatorsSecrets(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	const nodes = "the-operators-own-token"
@@ -127,7 +128,7 @@ func TestAPolicyOfTheOwnerLeavesTheOperatorsSecretsWhereTheyAre(t *testing.T) {
 	b.none(nodes)
 }
 
-func TestAnAnswerLosesTheSecretThatWasSentAlsoWhenItWasReplacedMeanwhile(t *testing.T) {
+func TestReplacedSecretsAreRemovedFromResponses(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
 	b.secret("api", token, "a.web.test")
@@ -142,14 +143,14 @@ func TestAnAnswerLosesTheSecretThatWasSentAlsoWhenItWasReplacedMeanwhile(t *test
 	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer another-token-instead" {
 		t.Errorf("the server got %q", got)
 	}
-	if err := b.Secrets.Delete(within(t), owner, "api"); err != nil {
+	if err := b.Secrets.Delete(testkit.Context(t), owner, "api"); err != nil {
 		t.Fatal(err)
 	}
 	b.want(b.get("https://a.web.test/"), 403, "does not exist")
 }
 
 // The secret is replaced after its value is read, and before the filter is made.
-func TestAFilterLooksForWhatTheRequestHolds(t *testing.T) {
+func TestFiltersRemoveTheSecretsOfTheRequest(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
@@ -164,11 +165,11 @@ func TestAFilterLooksForWhatTheRequestHolds(t *testing.T) {
 		t.Errorf("it leaves %q", got)
 	}
 	if _, err := s.Value(id); err != nil {
-		t.Errorf("one that it looks for: %v", err)
+		t.Errorf("a value of the filter: %v", err)
 	}
 	b.secret("api", "a-third-token-that-is-late", "a.web.test")
 	if _, err := s.Value(id); err == nil {
-		t.Error("a value was given that nobody looks for in the answer")
+		t.Error("Value returned a secret that the filter does not remove")
 	}
 }
 
@@ -188,12 +189,12 @@ func TestHostsWithTheSameSecretsShareAFilter(t *testing.T) {
 	before := of("a.web.test")
 	b.secret("api", "another-token-instead", "*.web.test")
 	if of("a.web.test") == before {
-		t.Error("it is not made anew")
+		t.Error("the filter was not replaced")
 	}
 }
 
 // Secrets of different owners may have the same name.
-func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
+func TestSecretsOfTheSameNameAreDistinct(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	const nodes = "the-operators-own-token"
@@ -208,7 +209,7 @@ func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
 }
 
 // The Trailer header names the trailers before the body.
-func TestATrailerIsNotAnnouncedThatHasASecretInItsName(t *testing.T) {
+func TestTrailersWithASecretInTheirNameAreNotAnnounced(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
 	b.secret("api", token, "a.web.test")
@@ -231,7 +232,7 @@ func TestATrailerIsNotAnnouncedThatHasASecretInItsName(t *testing.T) {
 	}
 }
 
-func TestASecretIsNotSentToWhoIsNotVerifiablyItsHost(t *testing.T) {
+func TestSecretsAreSentToVerifiedHostsOnly(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	if err := r.reload(func(s *Settings) {
@@ -261,7 +262,7 @@ func offering(host string) rule.Rule {
 	return rule.Rule{Name: "offer", Hosts: []string{host}, Action: rule.Allow, Placeholders: map[string]string{"API_TOKEN": "api"}}
 }
 
-func TestAPlaceholderIsExchangedTowardItsHostOnly(t *testing.T) {
+func TestPlaceholdersAreExchangedForTheirHostsOnly(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
 	b.rules(offering("a.web.test"), rule.Rule{Name: "look", Hosts: []string{"b.web.test"}, Action: rule.Allow, Methods: []string{"GET", "POST"}})
@@ -314,7 +315,7 @@ func TestAPlaceholderIsExchangedTowardItsHostOnly(t *testing.T) {
 }
 
 // A policy may turn a request into one for which no rule offers the secret.
-func TestAPlaceholderIsExchangedInWhatPoliciesMakeOfARequest(t *testing.T) {
+func TestPlaceholdersAreExchangedInRequestsOfPolicies(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	r.operatorsSecret("api", token, "a.web.test")
@@ -334,7 +335,7 @@ func TestAPlaceholderIsExchangedInWhatPoliciesMakeOfARequest(t *testing.T) {
 	}
 }
 
-func TestAClientThatLeavesWithinABodyIsDeniedNothing(t *testing.T) {
+func TestRequestsEndedWithinTheBodyAreErrors(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
 	b.rules(offering("a.web.test"))
@@ -351,7 +352,7 @@ func TestAClientThatLeavesWithinABodyIsDeniedNothing(t *testing.T) {
 	}
 }
 
-func TestExplainListsPlaceholdersAndWhatIsMissing(t *testing.T) {
+func TestExplanationsListPlaceholdersAndMissingSecrets(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
 	b.secret("api", token, "a.web.test")
@@ -359,7 +360,7 @@ func TestExplainListsPlaceholdersAndWhatIsMissing(t *testing.T) {
 	for url, want := range map[string]string{
 		"https://a.web.test/": `"placeholders":[{"name":"api"}]`, "https://b.web.test/": `"verdict":"deny"`,
 	} {
-		e, err := b.Explain(within(t), b.sb.ID, "GET", url, nil)
+		e, err := b.Explain(testkit.Context(t), b.sb.ID, "GET", url, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -370,7 +371,7 @@ func TestExplainListsPlaceholdersAndWhatIsMissing(t *testing.T) {
 }
 
 // A policy's own mistakes are returned to it; other errors end it.
-func TestAPolicyIsToldOfItsOwnMistakes(t *testing.T) {
+func TestPoliciesReceiveErrorsOfTheirArguments(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
@@ -384,20 +385,20 @@ func TestAPolicyIsToldOfItsOwnMistakes(t *testing.T) {
 	sum := func(name string, parts [][]byte) error { _, err := s.HMAC(name, "", parts); return err }
 	sign := func(algorithm int32) error { _, err := s.Sign("token", algorithm, nil); return err }
 	for name, c := range map[string]struct{ got, want error }{
-		"an encoding":        {encode(9, "x"), secret.ErrBadArgument},
-		"half a reference":   {encode(0, ref[:len(ref)-1]), secret.ErrBadArgument},
-		"too much":           {encode(0, strings.Repeat("x", 1<<20)), secret.ErrLimit},
-		"no parts":           {sum("token", nil), secret.ErrBadArgument},
-		"an algorithm":       {sign(9), secret.ErrBadArgument},
-		"a name":             {sum("other", [][]byte{nil}), secret.ErrUnknown},
-		"what is no mistake": {sum("token", [][]byte{nil}), nil},
+		"an encoding":      {encode(9, "x"), secret.ErrBadArgument},
+		"half a reference": {encode(0, ref[:len(ref)-1]), secret.ErrBadArgument},
+		"too much":         {encode(0, strings.Repeat("x", 1<<20)), secret.ErrLimit},
+		"no parts":         {sum("token", nil), secret.ErrBadArgument},
+		"an algorithm":     {sign(9), secret.ErrBadArgument},
+		"a name":           {sum("other", [][]byte{nil}), secret.ErrUnknown},
+		"valid arguments":  {sum("token", [][]byte{nil}), nil},
 	} {
 		if !errors.Is(c.got, c.want) {
 			t.Errorf("%s: %v", name, c.got)
 		}
 	}
 	if err := sign(1); err == nil || errors.Is(err, secret.ErrBadArgument) || strings.Contains(err.Error(), token) {
-		t.Errorf("a secret that is no key: %v", err)
+		t.Errorf("a secret that is not a key: %v", err)
 	}
 	if used := x.Used(); len(used) != 1 || used[0] != (secret.ID{Owner: owner, Name: "api"}) {
 		t.Errorf("used are %v", used)

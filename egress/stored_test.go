@@ -32,7 +32,7 @@ type stored struct {
 const storedFile = "testdata/stored.json"
 
 // The names and encodings of documents must not change between releases.
-func TestDocumentsOfAnEarlierNodeAreRead(t *testing.T) {
+func TestDocumentsOfAnEarlierVersionAreRead(t *testing.T) {
 	if testkit.Update() {
 		writeStored(t)
 	}
@@ -51,7 +51,7 @@ func TestDocumentsOfAnEarlierNodeAreRead(t *testing.T) {
 		}
 		for kind, all := range s.Documents {
 			for name, value := range all {
-				err := errors.Join(c.Documents.PutDocument(within(t), kind, name, value), memory.PutDocument(within(t), kind, name, value))
+				err := errors.Join(c.Documents.PutDocument(testkit.Context(t), kind, name, value), memory.PutDocument(testkit.Context(t), kind, name, value))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -61,7 +61,7 @@ func TestDocumentsOfAnEarlierNodeAreRead(t *testing.T) {
 	if log := b.log.String(); log != "" {
 		t.Errorf("the log has %s", log)
 	}
-	authority, err := ca.Open(within(t), ca.Config{Documents: memory, Key: b.key, Now: func() time.Time { return s.At }})
+	authority, err := ca.Open(testkit.Context(t), ca.Config{Documents: memory, Key: b.key, Now: func() time.Time { return s.At }})
 	if err != nil || !bytes.Equal(authority.Bundle(), s.Trust) {
 		t.Errorf("the certificate authority is another: %v", err)
 	}
@@ -90,7 +90,7 @@ func writeStored(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
 	b.secret("api", token, "a.web.test")
-	if _, _, err := b.SetRules(within(t), owner, "", ruleset.Update{Rules: []rule.Rule{{Name: "stored", Hosts: []string{"b.web.test"}, Action: rule.Allow}}}); err != nil {
+	if _, _, err := b.SetRules(testkit.Context(t), owner, "", ruleset.Update{Rules: []rule.Rule{{Name: "stored", Hosts: []string{"b.web.test"}, Action: rule.Allow}}}); err != nil {
 		t.Fatal(err)
 	}
 	b.rules(offering("a.web.test"))
@@ -104,7 +104,7 @@ func writeStored(t *testing.T) {
 	}
 	for _, kind := range []string{"names", "rules", "policies", "secrets", "ca", "keys"} {
 		s.Documents[kind] = map[string][]byte{}
-		err := b.documents.Documents(within(t), kind, func(name string, value []byte) error {
+		err := b.documents.Documents(testkit.Context(t), kind, func(name string, value []byte) error {
 			s.Documents[kind][name] = value
 			return nil
 		})

@@ -20,11 +20,12 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/requestid"
+	"github.com/doze-run/doze/testkit"
 )
 
 const token = "tok-V9x2QmZ7LwR4sK8pB3nD"
 
-func TestARequestGetsItsSecretOnTheWayAndTheAnswerLosesIt(t *testing.T) {
+func TestSecretsArePlacedInRequestsAndRemovedFromResponses(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
 	b.secret("api", token, "a.web.test")
@@ -46,7 +47,7 @@ func TestARequestGetsItsSecretOnTheWayAndTheAnswerLosesIt(t *testing.T) {
 	b.none(token)
 }
 
-func TestConnectionsPassThroughUnlessARuleLooks(t *testing.T) {
+func TestConnectionsPassThroughUnlessARuleInspectsThem(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.want(b.get("https://b.web.test/x"), 200, "this is b.web.test")
 	b.Client.CloseIdleConnections() // a connection is logged when it ends
@@ -63,10 +64,10 @@ func TestConnectionsPassThroughUnlessARuleLooks(t *testing.T) {
 	}
 }
 
-func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
+func TestVerdictsAreInTheResponseAndTheLog(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("no", denying("the policy says no"))
-	b.push("own", answering(418, "short and stout"))
+	b.push("own", responding(418, "short and stout"))
 	b.push("trap", trapping())
 	b.push("note", noting("a note"))
 	b.rules(
@@ -114,7 +115,7 @@ func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
 }
 
 // The status of a refusal follows from its code.
-func TestEachRefusalHasTheCodeOfItsCause(t *testing.T) {
+func TestRefusalsHaveTheCodeOfTheirCause(t *testing.T) {
 	r := newRig(t)
 	if err := r.reload(func(s *Settings) {
 		s.Resolve = maps.Clone(s.Resolve)
@@ -202,7 +203,7 @@ func TestEachRefusalHasTheCodeOfItsCause(t *testing.T) {
 }
 
 // A response has the id of its request, and a client may put a placeholder in that id.
-func TestARefusalHasNoSecretInItsRequestID(t *testing.T) {
+func TestRefusalsHaveNoSecretInTheirRequestID(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
@@ -222,7 +223,7 @@ func TestARefusalHasNoSecretInItsRequestID(t *testing.T) {
 }
 
 // wantFlow fails the test unless a refusal names the flow of its entry in the audit log.
-func wantFlow(t *testing.T, a answer, e audit.Entry) {
+func wantFlow(t *testing.T, a response, e audit.Entry) {
 	t.Helper()
 	var refusal struct{ Flow string }
 	if err := json.Unmarshal([]byte(a.body), &refusal); err != nil || refusal.Flow == "" || refusal.Flow != e.Flow || a.header.Get("Doze-Flow") != e.Flow {
@@ -234,19 +235,19 @@ func wantFlow(t *testing.T, a answer, e audit.Entry) {
 // response.
 func (b *box) fails(address, says string) {
 	b.t.Helper()
-	conn, err := b.DialContext(within(b.t), "tcp", address)
+	conn, err := b.DialContext(testkit.Context(b.t), "tcp", address)
 	if err != nil {
 		return
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(testkit.Patience))
 	_, _ = io.WriteString(conn, says)
 	if got, err := io.ReadAll(conn); len(got) > 0 || err == nil {
 		b.t.Errorf("%s answered %q, %v", address, got, err)
 	}
 }
 
-func TestWhatIsNoHTTPIsReset(t *testing.T) {
+func TestOtherProtocolsAreResetWhereRulesInspect(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(
 		rule.Rule{Name: "deny", Hosts: []string{"deny.tcp.test"}, Ports: []rule.Ports{{First: 5432, Last: 5432}, {First: 443, Last: 443}}, Action: rule.Deny, Reason: "no databases"},
@@ -261,7 +262,7 @@ func TestWhatIsNoHTTPIsReset(t *testing.T) {
 	}
 	b.fails("deny.tcp.test:5432", "")
 	want("deny.tcp.test", "no databases", "sandbox/deny")
-	b.fails("deny.tcp.test:443", "\x16no TLS that anybody could read")
+	b.fails("deny.tcp.test:443", "\x16not readable as TLS")
 	b.fails("look.tcp.test:5432", "\x00\x00\x00\x08")
 	want("look.tcp.test", "neither HTTP nor TLS", "sandbox/look")
 	b.fails("203.0.113.9:443", "")
@@ -275,7 +276,7 @@ func TestWhatIsNoHTTPIsReset(t *testing.T) {
 	}
 }
 
-func TestOtherPortsPassWhoeverSpeaksFirst(t *testing.T) {
+func TestOtherPortsPassWithoutFirstBytesOfTheClient(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.servers.mu.Lock()
 	b.servers.speak = func(conn net.Conn) {
@@ -283,12 +284,12 @@ func TestOtherPortsPassWhoeverSpeaksFirst(t *testing.T) {
 		_, _ = io.Copy(conn, conn)
 	}
 	b.servers.mu.Unlock()
-	conn, err := b.DialContext(within(t), "tcp", "db.tcp.test:5432")
+	conn, err := b.DialContext(testkit.Context(t), "tcp", "db.tcp.test:5432")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(testkit.Patience))
 	r := bufio.NewReader(conn)
 	if line, err := r.ReadString('\n'); line != "hello\n" {
 		t.Fatalf("got %q, %v", line, err)
@@ -303,17 +304,17 @@ func TestOtherPortsPassWhoeverSpeaksFirst(t *testing.T) {
 	}
 }
 
-func TestNamesHaveToAgree(t *testing.T) {
+func TestServerNamesMustMatchTheResolvedName(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "look", Hosts: []string{"look.web.test", "look.tcp.test"}, Ports: []rule.Ports{{First: 1, Last: 65535}}, Methods: []string{"GET"}, Action: rule.Allow})
 	other := func(host, serverName string) {
 		t.Helper()
-		conn, err := b.DialContext(within(t), "tcp", host)
+		conn, err := b.DialContext(testkit.Context(t), "tcp", host)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(patience))
+		_ = conn.SetDeadline(time.Now().Add(testkit.Patience))
 		if err := tls.Client(conn, &tls.Config{ServerName: serverName, InsecureSkipVerify: true}).Handshake(); err == nil {
 			t.Errorf("%s as %q: TLS was made", host, serverName)
 		}
@@ -348,7 +349,7 @@ func TestNamesHaveToAgree(t *testing.T) {
 
 // A client may use an HTTP/2 connection for every name in its certificate. The node's
 // certificate has one name.
-func TestAConnectionInUseIsNotTakenForAnotherHost(t *testing.T) {
+func TestConnectionsAreNotReusedForAnotherHost(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "look", Hosts: []string{"*.web.test"}, Methods: []string{"GET"}, Action: rule.Allow})
 	client := b.speaks(2)
@@ -375,17 +376,17 @@ func TestAConnectionInUseIsNotTakenForAnotherHost(t *testing.T) {
 }
 
 // On HTTP ports, anything that a lenient server accepts as a request is a request.
-func TestRequestsAreRecognisedHoweverTheyAreWritten(t *testing.T) {
+func TestLenientRequestsAreRecognized(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	for _, request := range []string{
 		"get / HTTP/1.1\r\nHost: other.plain.test\r\n\r\n", "\r\nGET / HTTP/1.1\r\nHost: other.plain.test\r\n\r\n",
 		"GET\t/ HTTP/1.1\r\nHost: other.plain.test\r\n\r\n", strings.Repeat("A", 50) + " / HTTP/1.1\r\nHost: other.plain.test\r\n\r\n",
 	} {
-		conn, err := b.DialContext(within(t), "tcp", "a.tcp.test:80") // the server would echo the request
+		conn, err := b.DialContext(testkit.Context(t), "tcp", "a.tcp.test:80") // the server would echo the request
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = conn.SetDeadline(time.Now().Add(patience))
+		_ = conn.SetDeadline(time.Now().Add(testkit.Patience))
 		_, _ = io.WriteString(conn, request)
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || res.StatusCode != 421 && res.StatusCode != 400 {
@@ -396,11 +397,11 @@ func TestRequestsAreRecognisedHoweverTheyAreWritten(t *testing.T) {
 		conn.Close()
 	}
 	for _, says := range []string{"SSH-2.0-client\r\n", "ping", "\x00\x01"} {
-		conn, err := b.DialContext(within(t), "tcp", "b.tcp.test:80")
+		conn, err := b.DialContext(testkit.Context(t), "tcp", "b.tcp.test:80")
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = conn.SetDeadline(time.Now().Add(patience))
+		_ = conn.SetDeadline(time.Now().Add(testkit.Patience))
 		_, _ = io.WriteString(conn, says)
 		_ = conn.(interface{ CloseWrite() error }).CloseWrite()
 		if got, err := io.ReadAll(conn); string(got) != says {
@@ -410,7 +411,7 @@ func TestRequestsAreRecognisedHoweverTheyAreWritten(t *testing.T) {
 	}
 }
 
-func TestEntriesTellOneConnectionFromAnother(t *testing.T) {
+func TestEntriesIdentifyTheirConnection(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	for _, path := range []string{"/1", "/2"} { // over one connection
 		b.want(b.get("http://a.plain.test"+path), 200, "this is")
@@ -424,7 +425,7 @@ func TestEntriesTellOneConnectionFromAnother(t *testing.T) {
 		t.Errorf("the flows are %q, %q and %q", first, second, third)
 	}
 	b.rules(rule.Rule{Name: "no", Hosts: []string{"no.tcp.test"}, Ports: []rule.Ports{{First: 9, Last: 9}}, Action: rule.Deny})
-	if conn, err := b.DialContext(within(t), "tcp", "no.tcp.test:9"); err == nil {
+	if conn, err := b.DialContext(testkit.Context(t), "tcp", "no.tcp.test:9"); err == nil {
 		conn.Close()
 		t.Error("connected")
 	}
@@ -433,10 +434,10 @@ func TestEntriesTellOneConnectionFromAnother(t *testing.T) {
 	}
 }
 
-func TestRefusedNamesAreToldWithTheirRule(t *testing.T) {
+func TestRefusedNamesAreRecordedWithTheirRule(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "never", Hosts: []string{"never.web.test"}, Action: rule.Deny, Reason: "not this one"})
-	if _, err := b.DialContext(within(t), "tcp", "never.web.test:443"); err == nil {
+	if _, err := b.DialContext(testkit.Context(t), "tcp", "never.web.test:443"); err == nil {
 		t.Error("it has an address")
 	}
 	if e := b.entry("never.web.test", nil); e.Kind != audit.DNS || e.Verdict != audit.Deny || e.Rule != "sandbox/never" || e.Reason != "not this one" {
@@ -446,7 +447,7 @@ func TestRefusedNamesAreToldWithTheirRule(t *testing.T) {
 
 // The name has an address, but a rule on its ports denies the connection: the client gets
 // the reason.
-func TestADeniedConnectionIsAnsweredWithTheReason(t *testing.T) {
+func TestDeniedConnectionsGetTheReason(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "port", Hosts: []string{"a.web.test", "a.plain.test"}, Ports: []rule.Ports{{First: 80, Last: 80}, {First: 443, Last: 443}}, Action: rule.Deny, Reason: "not there"})
 	for _, url := range []string{"https://a.web.test/", "http://a.plain.test/"} {
@@ -458,7 +459,7 @@ func TestADeniedConnectionIsAnsweredWithTheReason(t *testing.T) {
 	}
 }
 
-func TestPrivateAddressesAreRefusedWithWhatTheyAre(t *testing.T) {
+func TestPrivateAddressesAreRefused(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.nodeRules(rule.Rule{Name: "net", Addresses: []string{"169.254.0.0/16", "127.0.0.0/8"}, Action: rule.Allow})
 	b.fails("169.254.169.254:80", "")
@@ -470,7 +471,7 @@ func TestPrivateAddressesAreRefusedWithWhatTheyAre(t *testing.T) {
 	b.want(b.get("http://localhost.plain.test/"), 200, "this is") // the operator configured its address
 }
 
-func TestServersThatAreNotThereAreErrors(t *testing.T) {
+func TestUnreachableServersAreErrors(t *testing.T) {
 	r := newRig(t)
 	r.servers.web.Close()
 	b := r.box("k3f9x2m7q1az")
@@ -483,7 +484,7 @@ func TestServersThatAreNotThereAreErrors(t *testing.T) {
 	}
 	wantFlow(t, unreachable, e)
 	if _, err := b.try(newRequest(t, "GET", "https://pass.web.test/", nil)); err == nil {
-		t.Error("it was answered")
+		t.Error("it got a response")
 	}
 	if e := b.entry("pass.web.test", nil); e.Verdict != audit.Error || e.Kind != audit.Connection {
 		t.Errorf("the audit log says %+v", e)
@@ -491,7 +492,7 @@ func TestServersThatAreNotThereAreErrors(t *testing.T) {
 }
 
 // An owner's policy must not bypass the node's rules.
-func TestRulesHoldForWhatPoliciesMakeOfARequest(t *testing.T) {
+func TestRulesApplyToRequestsThatPoliciesChanged(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.servers.handle(echo)
@@ -527,7 +528,7 @@ func TestRulesHoldForWhatPoliciesMakeOfARequest(t *testing.T) {
 
 // A field that the client names in Connection is removed from its request before rules
 // match. A field that a policy adds is not removed.
-func TestAClientTakesOutNothingThatAPolicyPutIn(t *testing.T) {
+func TestClientsCannotRemoveFieldsThatPoliciesSet(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.servers.handle(echo)
 	b.push("bearer", bearer(1))
@@ -547,7 +548,7 @@ func TestAClientTakesOutNothingThatAPolicyPutIn(t *testing.T) {
 	b.want(b.do(r), 418, "")
 }
 
-func TestAPolicyThatSeesWholeAnswersHandsOnNoOther(t *testing.T) {
+func TestBufferingPoliciesPassOnCompleteResponsesOnly(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("whole", buffering())
 	b.rules(through("*.web.test", "whole", ""))
@@ -558,7 +559,7 @@ func TestAPolicyThatSeesWholeAnswersHandsOnNoOther(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	})
 	if a, err := b.try(newRequest(t, "GET", "https://a.web.test/", nil)); err == nil {
-		t.Errorf("the client takes %d with %d bytes for a whole answer", a.status, len(a.body))
+		t.Errorf("the client takes %d with %d bytes for a complete response", a.status, len(a.body))
 	}
 	if e := b.entry("a.web.test", nil); e.Verdict != audit.Error || e.Status != 200 {
 		t.Errorf("the audit log says %+v", e)

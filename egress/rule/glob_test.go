@@ -119,7 +119,7 @@ func TestWorkForAPathIsLinear(t *testing.T) {
 }
 
 // Most patterns do not fit where they begin or end, whatever is between.
-func TestWhatDoesNotBeginOrEndLikeAPatternCostsNextToNothing(t *testing.T) {
+func TestMismatchedPrefixesAndSuffixesCostLittle(t *testing.T) {
 	for _, pattern := range []string{"/b/**a**a**", "/**a**a**/b"} {
 		l, err := Compile(Node, []Rule{{Name: "a", Paths: []string{pattern}, Action: Deny}}, nil)
 		if err != nil {
@@ -140,7 +140,7 @@ func starHeavy(action Action) []Rule {
 	return rules
 }
 
-func TestTheWorkForARequestIsBounded(t *testing.T) {
+func TestWorkForARequestIsBounded(t *testing.T) {
 	for _, action := range []Action{Allow, Deny} {
 		l, err := Compile(Owner, starHeavy(action), nil)
 		if err != nil {

@@ -62,7 +62,7 @@ func verdict(s *Sets, owner, sandbox Scope, host string) rule.Verdict {
 	return table.Name(host).Verdict
 }
 
-func TestRulesAreInForceWhenTheyAreTaken(t *testing.T) {
+func TestReplacedRulesApply(t *testing.T) {
 	s := open(t, storetest.New(t))
 	owner, box := OfOwner("a"), OfSandbox("sb0000000001")
 	if got := s.Get(owner); got.Revision != 0 || got.Rules == nil || len(got.Rules) != 0 {
@@ -84,7 +84,7 @@ func TestRulesAreInForceWhenTheyAreTaken(t *testing.T) {
 	}
 }
 
-func TestRevisionsKeepTwoFromUndoingEachOther(t *testing.T) {
+func TestStaleRevisionsAreRefused(t *testing.T) {
 	s := open(t, storetest.New(t))
 	scope, revision := OfOwner("a"), int64(0)
 	set, err := update(s, scope, Update{Rules: deny("one"), IfRevision: &revision})
@@ -129,7 +129,7 @@ func TestOneOfManyChangesOfTheSameRevisionWins(t *testing.T) {
 	}
 }
 
-func TestRulesAreThereAfterAnotherOpen(t *testing.T) {
+func TestRulesSurviveARestart(t *testing.T) {
 	docs := storetest.New(t)
 	s := open(t, docs)
 	const text = `[{"name":"gh","hosts":["api.github.com"],"ports":["443"],"paths":["/repos/**"],"action":"policies",
@@ -234,7 +234,7 @@ func TestStoredRulesThatCannotBeReadDenyEverything(t *testing.T) {
 	}
 }
 
-func TestADefaultStaysUntilAnotherIsSet(t *testing.T) {
+func TestDefaultsStayUntilReplaced(t *testing.T) {
 	docs := storetest.New(t)
 	s, scope := open(t, docs), OfOwner("a")
 	if got := s.Get(scope).Default; got != rule.Inherit {
@@ -269,7 +269,7 @@ func TestAllYieldsEachScope(t *testing.T) {
 	}
 }
 
-func TestTheCallersRulesAreCopied(t *testing.T) {
+func TestRulesOfTheCallerAreCopied(t *testing.T) {
 	s := open(t, storetest.New(t))
 	given := deny("one")
 	replace(t, s, OfOwner("a"), given)

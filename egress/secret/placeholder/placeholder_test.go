@@ -140,7 +140,7 @@ func TestOtherHostsRefusePlaceholders(t *testing.T) {
 	}
 }
 
-func TestPlacesThatHoldNoSecretAreRefused(t *testing.T) {
+func TestPlacesWithoutSecretsAreRefused(t *testing.T) {
 	for name, r := range map[string]*http.Request{
 		"line break in a header": request(nil),
 		"line break in Basic":    request(nil),
@@ -214,7 +214,7 @@ func TestShortBodiesGetTheirNewLength(t *testing.T) {
 	}
 }
 
-func TestBodiesThatBreakOffAreAnError(t *testing.T) {
+func TestIncompleteBodiesAreErrors(t *testing.T) {
 	r := request(strings.NewReader("short"))
 	r.ContentLength = 10
 	if _, err := testSet().Exchange(r); !errors.Is(err, io.ErrUnexpectedEOF) {
@@ -294,7 +294,7 @@ func TestLongBodies(t *testing.T) {
 	}
 }
 
-func TestBodiesForWhichThereIsNoRoom(t *testing.T) {
+func TestBodiesBeyondTheMemoryLimitAreRefused(t *testing.T) {
 	for sent, want := range map[string]string{"a body": "", "a body with " + github: "send fewer at a time"} {
 		full := testSet()
 		full.hold = func(bytes int64) bool {

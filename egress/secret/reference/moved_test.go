@@ -7,7 +7,7 @@ import (
 	"github.com/doze-run/doze/egress/secret"
 )
 
-func TestReferencesAreSeenToMove(t *testing.T) {
+func TestMovedReferencesAreDetected(t *testing.T) {
 	s := of(map[string]string{"theirs": "value-1", "mine": "value-2"})
 	theirs, mine := must(t)(s.Secret(id("theirs"))), must(t)(s.Secret(id("mine")))
 	inside := must(t)(s.Encode(Base64, "user:"+theirs))

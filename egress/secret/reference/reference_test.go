@@ -58,7 +58,7 @@ func request(t testing.TB, target string) *http.Request {
 	return httptest.NewRequest(http.MethodPost, target, nil)
 }
 
-func TestReferencesAreOpaqueAndOfOneExchange(t *testing.T) {
+func TestReferencesAreOpaqueAndValidInOneRequest(t *testing.T) {
 	a, b := of(map[string]string{"token": "s3cr3t-value"}), of(map[string]string{"token": "s3cr3t-value"})
 	first, second := must(t)(a.Secret(id("token"))), must(t)(b.Secret(id("token")))
 	if first == second {
@@ -124,7 +124,7 @@ func TestReferencesAreRenderedWhereTheyStand(t *testing.T) {
 	}
 }
 
-func TestWhatAValueContainsIsNotRendered(t *testing.T) {
+func TestReferencesWithinValuesAreNotRendered(t *testing.T) {
 	secrets := map[string]string{"a": "first"}
 	s := of(secrets)
 	a := must(t)(s.Secret(id("a")))
@@ -136,7 +136,7 @@ func TestWhatAValueContainsIsNotRendered(t *testing.T) {
 	}
 }
 
-func TestValuesThatCannotStandInAHeaderAreRefused(t *testing.T) {
+func TestValuesThatAHeaderCannotHoldAreRefused(t *testing.T) {
 	for value, want := range map[string]string{
 		"token\n":            "ends with a line break: store it without one",
 		"token\r\n":          "ends with a line break",

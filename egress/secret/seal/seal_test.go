@@ -51,7 +51,7 @@ func line(b byte) string {
 	return base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{b}, keySize)) + "\n"
 }
 
-func TestWhatIsSealedOpensForItsPurposeOnly(t *testing.T) {
+func TestSealedValuesOpenForTheirPurposeOnly(t *testing.T) {
 	k := keyOf(t, 1)
 	sealed := mustSeal(t, k, "secret/a/token/1", "the plain text")
 	if bytes.Contains(sealed, []byte("plain")) {
@@ -93,7 +93,7 @@ func TestOldKeysOpenAndTheFirstSeals(t *testing.T) {
 	}
 }
 
-func TestTooMuchIsNotSealed(t *testing.T) {
+func TestLargeValuesAreNotSealed(t *testing.T) {
 	if _, err := keyOf(t, 1).Seal("p", make([]byte, maxPlain+1)); err == nil {
 		t.Error("any size was sealed")
 	}
@@ -119,7 +119,7 @@ func TestKeysNeverShowThemselves(t *testing.T) {
 	}
 }
 
-func TestKeyIsMadeOnceAndKeptToItsOwner(t *testing.T) {
+func TestKeyIsMadeOnceForItsOwnerOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "seal.key")
 	k, err := Open(path)
 	if err != nil {
@@ -224,7 +224,7 @@ func TestCredentialSealsAndTheFileStillOpens(t *testing.T) {
 	}
 }
 
-func TestNoFileIsMadeIfThereIsACredential(t *testing.T) {
+func TestCredentialsNeedNoFile(t *testing.T) {
 	dir, path := t.TempDir(), filepath.Join(t.TempDir(), "seal.key")
 	write(t, filepath.Join(dir, credential), line('C'), 0o400)
 	t.Setenv(credentialVariable, dir)

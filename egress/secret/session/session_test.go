@@ -85,7 +85,7 @@ func TestSealedSessionGivesOutOnlyKnownValues(t *testing.T) {
 	}
 }
 
-func TestUsedSecretsAreThoseRenderedOrDerivedFrom(t *testing.T) {
+func TestUsedSecretsAreRenderedOrDerivedFrom(t *testing.T) {
 	s := New(newVault(t), host, true)
 	if s.Used() != nil {
 		t.Error("used before a policy asked for any")

@@ -110,7 +110,7 @@ func TestBoundToNamesEachSecretOnce(t *testing.T) {
 	}
 }
 
-func TestEachPutRaisesTheVersion(t *testing.T) {
+func TestPutIncrementsTheVersion(t *testing.T) {
 	v := newVault(t)
 	first := put(t, v, "a", "token", value, "a.example")
 	before := v.Version()
@@ -132,7 +132,7 @@ func TestEachPutRaisesTheVersion(t *testing.T) {
 	}
 }
 
-func TestDeletedSecretIsGone(t *testing.T) {
+func TestDeletedSecretsAreUnknown(t *testing.T) {
 	docs, key := storetest.New(t), newKey(t)
 	v := openVault(t, docs, key)
 	put(t, v, "a", "token", value, "a.example")
@@ -160,7 +160,7 @@ func TestDeletedSecretIsGone(t *testing.T) {
 	}
 }
 
-func TestSecretsAreThereAfterAnotherOpen(t *testing.T) {
+func TestSecretsSurviveARestart(t *testing.T) {
 	docs, key := storetest.New(t), newKey(t)
 	v := openVault(t, docs, key)
 	put(t, v, "a/b", "token", value, "a.example")
@@ -315,7 +315,7 @@ func TestSecretsOfAnOldKeyAreSealedAgain(t *testing.T) {
 	}
 }
 
-func TestWhatCannotWorkIsRefusedWithARemedy(t *testing.T) {
+func TestInvalidSecretsAreRefusedWithARemedy(t *testing.T) {
 	long := strings.Repeat("x", MaxValue+1)
 	for name, c := range map[string]struct {
 		name, value string
