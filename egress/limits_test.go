@@ -45,7 +45,7 @@ func TestAbandonedDialsAreBounded(t *testing.T) {
 }
 
 // Otherwise bodies that are declared but never sent would exhaust the node's memory.
-func TestMemoryOfBodiesWithPlaceholdersIsBounded(t *testing.T) {
+func TestBodiesWithPlaceholdersAreBoundedInMemory(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
 	b.rules(offering("a.web.test"))
