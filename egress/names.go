@@ -78,10 +78,9 @@ func openNameBook(ctx context.Context, documents document.Store, log *slog.Logge
 			log.Warn("ignoring unreadable names of sandbox", "document", document, "error", err)
 			names = nil
 		}
-		if !ok {
-			return nil
+		if ok {
+			b.pages[p] = names
 		}
-		b.pages[p] = names
 		return nil
 	})
 	if err != nil {
@@ -154,24 +153,21 @@ func (b *nameBook) withdraw(id sandbox.ID, a netip.Addr) {
 func (b *nameBook) forget(ctx context.Context, id sandbox.ID) error {
 	b.writing.Lock() // or a page that is being written would remain
 	defer b.writing.Unlock()
-	var errs []error
-	for _, p := range b.drop(id) {
-		errs = append(errs, b.documents.DeleteDocument(ctx, namesKind, p.document()))
-	}
-	return errors.Join(errs...)
-}
-
-func (b *nameBook) drop(id sandbox.ID) (dropped []page) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
+	var deleted []page
 	for p := range b.pages {
 		if p.id == id {
-			dropped = append(dropped, p)
+			deleted = append(deleted, p)
 			delete(b.pages, p)
 			delete(b.dirty, p)
 		}
 	}
-	return dropped
+	b.mu.Unlock()
+	var errs []error
+	for _, p := range deleted {
+		errs = append(errs, b.documents.DeleteDocument(ctx, namesKind, p.document()))
+	}
+	return errors.Join(errs...)
 }
 
 // flush writes the changed pages. A page that cannot be written is scheduled again.

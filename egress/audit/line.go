@@ -3,6 +3,7 @@ package audit
 import (
 	"context"
 	"log/slog"
+	"slices"
 )
 
 // line writes an entry to the node's log, unless the sandbox has reached its limit of
@@ -16,12 +17,7 @@ func (l *Log) line(e *Entry) {
 	if !l.cfg.Log.Enabled(ctx, level) {
 		return
 	}
-	limits := l.limitsOf(e.Sandbox)
-	limit := limits.harmless
-	if level == slog.LevelWarn {
-		limit = limits.refused
-	}
-	suppressed, ok := limit.Allow()
+	suppressed, ok := l.limitsOf(e.Sandbox)[level].Allow()
 	if !ok {
 		l.metrics.suppressed.Inc()
 		return
@@ -37,7 +33,7 @@ func (l *Log) lastLine(sandbox string) {
 	l.mu.Lock()
 	delete(l.limits, sandbox)
 	l.mu.Unlock()
-	if n := limits.harmless.Suppressed() + limits.refused.Suppressed(); n > 0 {
+	if n := limits[slog.LevelInfo].Suppressed() + limits[slog.LevelWarn].Suppressed(); n > 0 {
 		l.cfg.Log.Info("egress of sandbox ended", "sandbox", sandbox, "suppressed", n)
 	}
 }
@@ -45,46 +41,40 @@ func (l *Log) lastLine(sandbox string) {
 // attrs returns the entry's attributes as in its JSON, without empty ones, and the
 // sandbox's name.
 func (e *Entry) attrs(name string) []slog.Attr {
-	attrs := make([]slog.Attr, 0, 24)
-	text := func(key, value string) {
-		if value != "" {
-			attrs = append(attrs, slog.String(key, value))
-		}
-	}
-	number := func(key string, value int64) {
-		if value != 0 {
-			attrs = append(attrs, slog.Int64(key, value))
-		}
-	}
-	text("sandbox", e.Sandbox)
-	text("sandbox_name", name)
-	number("seq", int64(e.Seq))
-	text("flow", e.Flow)
-	text("kind", string(e.Kind))
-	text("verdict", string(e.Verdict))
-	text("host", e.Host)
+	address := ""
 	if e.Address.IsValid() {
-		text("address", e.Address.String())
+		address = e.Address.String()
 	}
-	number("port", int64(e.Port))
-	text("method", e.Method)
-	text("path", e.Path)
-	text("rule", e.Rule)
-	text("reason", e.Reason)
-	if len(e.Policies) > 0 {
-		attrs = append(attrs, slog.Any("policies", e.Policies))
+	return slices.DeleteFunc([]slog.Attr{
+		slog.String("sandbox", e.Sandbox),
+		slog.String("sandbox_name", name),
+		slog.Int64("seq", int64(e.Seq)),
+		slog.String("flow", e.Flow),
+		slog.String("kind", string(e.Kind)),
+		slog.String("verdict", string(e.Verdict)),
+		slog.String("host", e.Host),
+		slog.String("address", address),
+		slog.Int64("port", int64(e.Port)),
+		slog.String("method", e.Method),
+		slog.String("path", e.Path),
+		slog.String("rule", e.Rule),
+		slog.String("reason", e.Reason),
+		list("policies", e.Policies),
+		list("secrets", e.Secrets),
+		list("notes", e.Notes),
+		slog.Int("status", e.Status),
+		slog.Int64("bytes_out", e.BytesOut),
+		slog.Int64("bytes_in", e.BytesIn),
+		slog.Float64("duration_ms", float64(e.Duration)),
+	}, func(a slog.Attr) bool {
+		v := a.Value
+		return v.Equal(slog.Value{}) || v.Equal(slog.StringValue("")) || v.Equal(slog.Int64Value(0)) || v.Equal(slog.Float64Value(0))
+	})
+}
+
+func list[T any](key string, values []T) slog.Attr {
+	if len(values) == 0 {
+		return slog.Attr{}
 	}
-	if len(e.Secrets) > 0 {
-		attrs = append(attrs, slog.Any("secrets", e.Secrets))
-	}
-	if len(e.Notes) > 0 {
-		attrs = append(attrs, slog.Any("notes", e.Notes))
-	}
-	number("status", int64(e.Status))
-	number("bytes_out", e.BytesOut)
-	number("bytes_in", e.BytesIn)
-	if e.Duration != 0 {
-		attrs = append(attrs, slog.Float64("duration_ms", float64(e.Duration)))
-	}
-	return attrs
+	return slog.Any(key, values)
 }

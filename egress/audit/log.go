@@ -42,12 +42,12 @@ type Log struct {
 	feed    *feed.Feed[string, Entry]
 
 	mu     sync.Mutex
-	limits map[string]*limits
+	limits map[string]limits // by sandbox
 }
 
-// limits bound the lines of a sandbox in the node's log: a flood of harmless requests does
-// not hide a refusal.
-type limits struct{ harmless, refused *loglimit.Limit }
+// limits bound the lines of a sandbox in the node's log, by level: a flood of harmless
+// requests does not hide a refusal.
+type limits map[slog.Level]*loglimit.Limit
 
 // New returns an empty Log.
 func New(cfg Config) *Log {
@@ -63,7 +63,7 @@ func New(cfg Config) *Log {
 		Entries: maxEntries, Bytes: maxBytes, TotalBytes: maxTotalBytes, Size: (*Entry).size,
 		Header: func(e *Entry) feed.Header { return feed.Header{Seq: &e.Seq, Time: &e.Time, Dropped: &e.Dropped} },
 	})
-	return &Log{cfg: cfg, metrics: newMetrics(), feed: entries, limits: map[string]*limits{}}
+	return &Log{cfg: cfg, metrics: newMetrics(), feed: entries, limits: map[string]limits{}}
 }
 
 // Record stores an entry, sends it to followers, counts it in the metrics and logs it.
@@ -112,13 +112,13 @@ func (l *Log) Forget(sandbox string) {
 func (l *Log) Close() { l.feed.Close() }
 
 // limitsOf returns the limits of a sandbox.
-func (l *Log) limitsOf(sandbox string) *limits {
+func (l *Log) limitsOf(sandbox string) limits {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	limit := l.limits[sandbox]
 	if limit == nil {
 		perSecond := rate.Limit(l.cfg.Lines)
-		limit = &limits{loglimit.New(perSecond, l.cfg.LineBurst), loglimit.New(perSecond, l.cfg.LineBurst)}
+		limit = limits{slog.LevelInfo: loglimit.New(perSecond, l.cfg.LineBurst), slog.LevelWarn: loglimit.New(perSecond, l.cfg.LineBurst)}
 		l.limits[sandbox] = limit
 	}
 	return limit

@@ -11,22 +11,15 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 )
 
-var (
-	errNoProxyRequest = errors.New("this is a proxy: send it CONNECT HOST:PORT, or a request with an absolute URI")
-	errAbsoluteHTTP2  = errors.New("over HTTP/2 this proxy takes CONNECT only: http and https cannot be distinguished there")
-	errBody           = errors.New("a CONNECT has no body")
-	errProtocol       = errors.New("a CONNECT with a :protocol is not carried")
-)
-
 // target returns the destination of a request.
 func target(r *http.Request) (Target, error) {
 	switch {
 	case r.Method == http.MethodConnect:
 		return targetOfConnect(r)
 	case r.URL.Host == "" && r.ProtoMajor >= 2:
-		return Target{}, errAbsoluteHTTP2
+		return Target{}, errors.New("over HTTP/2 this proxy takes CONNECT only: http and https cannot be distinguished there")
 	case r.URL.Host == "" || r.URL.Scheme == "":
-		return Target{}, errNoProxyRequest
+		return Target{}, errors.New("this is a proxy: send it CONNECT HOST:PORT, or a request with an absolute URI")
 	}
 	return targetOfURI(r)
 }
@@ -34,14 +27,13 @@ func target(r *http.Request) (Target, error) {
 func targetOfConnect(r *http.Request) (Target, error) {
 	switch {
 	case len(r.Header[":protocol"]) > 0: // RFC 8441
-		return Target{}, errProtocol
+		return Target{}, errors.New("a CONNECT with a :protocol is not supported")
 	case r.ProtoMajor < 2 && r.ContentLength != 0:
-		return Target{}, errBody
+		return Target{}, errors.New("a CONNECT has no body")
 	}
-	authority := r.Host
-	host, port, err := net.SplitHostPort(authority)
+	host, port, err := net.SplitHostPort(r.Host)
 	if err != nil {
-		return Target{}, fmt.Errorf("CONNECT %.80q names no host and port: write it like example.com:443", authority)
+		return Target{}, fmt.Errorf("CONNECT %.80q names no host and port: write it like example.com:443", r.Host)
 	}
 	return newTarget(host, port)
 }

@@ -32,8 +32,7 @@ type Tunnel struct {
 	w       http.ResponseWriter
 	r       *http.Request
 	decided bool
-	stream  *stream // set if it was accepted over HTTP/2
-	conn    Conn    // set if it was accepted
+	conn    Conn // set if it was accepted; over HTTP/2 a *stream
 }
 
 // Accept responds that the connection is established. The Conn is closed when
@@ -45,12 +44,12 @@ func (t *Tunnel) Accept() (Conn, error) {
 	t.decided = true
 	if t.r.ProtoMajor >= 2 {
 		t.w.WriteHeader(http.StatusOK)
-		t.stream = newStream(t.w, t.r)
-		t.conn = t.stream
-		if err := t.stream.flush(); err != nil {
+		s := newStream(t.w, t.r)
+		t.conn = s
+		if err := s.flush(); err != nil {
 			return nil, fmt.Errorf("respond to a CONNECT: %w", err)
 		}
-		return t.conn, nil
+		return s, nil
 	}
 	conn, buffered, err := http.NewResponseController(t.w).Hijack()
 	if err != nil {
@@ -78,7 +77,7 @@ func (t *Tunnel) closeConns() {
 	if t.conn != nil {
 		t.conn.Close()
 	}
-	if t.stream != nil && t.stream.wait() {
+	if s, ok := t.conn.(*stream); ok && s.wait() {
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -81,13 +81,8 @@ func (l *Layer) deny(r *compiled, host string) Decision {
 	return Decision{Verdict: VerdictDeny, Rule: l.id(r), Reason: reason}
 }
 
-// Layers of a Table.
-const (
-	nodeLayer = iota
-	ownerLayer
-	sandboxLayer
-	noLayer = -1
-)
+// noLayer is the index of no layer of a Table.
+const noLayer = -1
 
 // denying returns the last layer whose default is DenyAll, or noLayer. Requests that match
 // no rule of that layer or a later one are denied.
@@ -98,7 +93,7 @@ func (t *Table) denying() int {
 		}
 	}
 	if t.Default != AllowPublic {
-		return nodeLayer
+		return 0
 	}
 	return noLayer
 }
@@ -107,12 +102,12 @@ func (t *Table) denying() int {
 func (t *Table) fallback(denying int, named bool) Decision {
 	d := Decision{Verdict: VerdictDeny, Rule: defaultRule}
 	switch {
-	case denying == sandboxLayer:
-		d.Reason = "no rule of the sandbox allows it, and the sandbox's default is deny"
-	case denying == ownerLayer:
-		d.Reason = "no rule of the owner or the sandbox allows it, and the owner's default is deny"
-	case denying == nodeLayer:
-		d.Reason = "no rule allows it"
+	case denying != noLayer:
+		d.Reason = [...]string{
+			"no rule allows it",
+			"no rule of the owner or the sandbox allows it, and the owner's default is deny",
+			"no rule of the sandbox allows it, and the sandbox's default is deny",
+		}[denying]
 	case !named:
 		d.Reason = "no name led to this address, and no rule allows it"
 	default:

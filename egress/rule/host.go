@@ -45,27 +45,12 @@ func CleanHost(host string) (string, error) {
 // plain reports whether a name is in its final form: labels of 1 to 63 of a-z, 0-9,
 // - and _, and 253 bytes in all (RFC 1035).
 func plain(name string) bool {
-	if len(name) == 0 || len(name) > 253 {
-		return false
-	}
-	label := 0
-	for i := range len(name) {
-		switch c := name[i]; {
-		case c == '.':
-			if label == 0 {
-				return false
-			}
-			label = 0
-			continue
-		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-', c == '_':
-		default:
-			return false
-		}
-		if label++; label > 63 {
+	for label := range strings.SplitSeq(name, ".") {
+		if len(label) == 0 || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
 			return false
 		}
 	}
-	return label > 0
+	return len(name) <= 253
 }
 
 // isAddress finds what resolvers and browsers take for an IPv4 address: the last

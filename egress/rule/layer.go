@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
+	"maps"
 	"net/http"
 	"net/netip"
 	"regexp"
@@ -101,27 +101,28 @@ func bounded(rules []Rule) error {
 	if len(rules) > MaxRules {
 		return fmt.Errorf("%d rules: at most %d fit", len(rules), MaxRules)
 	}
-	presets, globs, stars, text, uses := 0, 0, 0, 0, map[string]bool{}
+	presets, stars, text, uses := 0, 0, 0, map[string]bool{}
+	var globs []string
 	for _, r := range rules {
 		for _, h := range r.Hosts {
 			if strings.HasPrefix(h, preset.Prefix) {
 				presets++
 			}
 		}
-		globs += len(r.Paths) + len(r.Headers)
-		for pattern := range r.globs() {
-			stars += countStars(pattern)
-			text += len(pattern)
-		}
+		globs = slices.AppendSeq(append(globs, r.Paths...), maps.Values(r.Headers))
 		for _, u := range r.Policies {
 			uses[u.Policy+" "+string(u.Config)] = true
 		}
 	}
+	for _, pattern := range globs {
+		stars += countStars(pattern)
+		text += len(pattern)
+	}
 	switch {
 	case presets > MaxPresetNames:
 		return fmt.Errorf("%d presets in hosts of all rules: at most %d fit", presets, MaxPresetNames)
-	case globs > MaxGlobs:
-		return fmt.Errorf("%d paths and headers in all rules: at most %d fit; say more with `*`", globs, MaxGlobs)
+	case len(globs) > MaxGlobs:
+		return fmt.Errorf("%d paths and headers in all rules: at most %d fit; say more with `*`", len(globs), MaxGlobs)
 	case stars > MaxGlobStars:
 		return fmt.Errorf("%d stars in paths and headers of all rules: at most %d fit; write names out, or end paths with `**`", stars, MaxGlobStars)
 	case text > MaxGlobText:
@@ -130,22 +131,6 @@ func bounded(rules []Rule) error {
 		return fmt.Errorf("%d policies with configurations of their own in all rules: at most %d fit", len(uses), MaxUses)
 	}
 	return nil
-}
-
-// globs yields the patterns of paths and of headers.
-func (r *Rule) globs() iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for _, p := range r.Paths {
-			if !yield(p) {
-				return
-			}
-		}
-		for _, h := range r.Headers {
-			if !yield(h) {
-				return
-			}
-		}
-	}
 }
 
 // countStars counts runs of stars.

@@ -55,14 +55,10 @@ func (s *Set) Render(r *http.Request) (used []secret.ID, err error) {
 func (t *renderer) headers(h http.Header, kind string) error {
 	for name, values := range h {
 		for i, v := range values {
-			if !t.set.in(v) {
-				continue
-			}
-			rendered, err := t.text(v, inHeader)
-			if err != nil {
+			var err error
+			if values[i], err = t.text(v, inHeader); err != nil {
 				return &RenderError{kind + name, err.Error()}
 			}
-			values[i] = rendered
 		}
 	}
 	return nil
