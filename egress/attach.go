@@ -85,7 +85,7 @@ func (e *Egress) Forget(id sandbox.ID) {
 		a.End()
 	}
 	scope := ruleset.OfSandbox(id)
-	e.layers[scope].release()
+	e.layers[scope].Release()
 	delete(e.layers, scope)
 	ctx, cancel := context.WithTimeout(e.ctx, forgetLimit)
 	defer cancel()

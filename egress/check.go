@@ -42,8 +42,8 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 	if err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
-	defer l.release()
-	if err := l.problems(func(u flow.Use) bool { return !errors.Is(l.Unready[u], errPushed) }); err != nil {
+	defer l.Release()
+	if err := problemsOf(l, func(u flow.Use) bool { return !errors.Is(l.Unready[u], errPushed) }); err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
 	return others, nil

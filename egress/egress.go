@@ -110,7 +110,7 @@ type Egress struct {
 	changes ownerLocks
 	// changeMu is held while rules, modules or settings are replaced.
 	changeMu contextMutex
-	layers   map[ruleset.Scope]*layer // guarded by changeMu
+	layers   map[ruleset.Scope]*flow.Layer // guarded by changeMu
 
 	mu           sync.RWMutex
 	attachments  map[sandbox.ID]*flow.Attachment
@@ -129,7 +129,7 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 	}
 	e := &Egress{
 		cfg: cfg, log: cfg.Log,
-		layers:       map[ruleset.Scope]*layer{},
+		layers:       map[ruleset.Scope]*flow.Layer{},
 		attachments:  map[sandbox.ID]*flow.Attachment{},
 		proxyClients: map[string]*flow.ProxyClient{},
 		changeMu:     newContextMutex(),

@@ -12,9 +12,6 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 )
 
-// layer is a flow.Layer that retains its policies until release.
-type layer struct{ flow.Layer }
-
 // finder returns the module to which a policy name in an owner's rules refers.
 type finder func(owner, name string) (module, error)
 
@@ -27,21 +24,21 @@ var errReadyLimit = fmt.Errorf("the policies take longer than %v to start: use f
 
 // newValidLayer is newLayer, but fails if a policy cannot run. The error names every
 // mistake with its position.
-func (e *Egress) newValidLayer(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
+func (e *Egress) newValidLayer(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*flow.Layer, error) {
 	l, err := e.newLayer(ctx, find, owner, compiled)
 	if err != nil {
 		return nil, err
 	}
-	if err := l.problems(func(flow.Use) bool { return true }); err != nil {
-		l.release()
+	if err := problemsOf(l, func(flow.Use) bool { return true }); err != nil {
+		l.Release()
 		return nil, err
 	}
 	return l, nil
 }
 
-// problems returns the reasons why the selected policies cannot run, with the positions
+// problemsOf returns the reasons why the selected policies cannot run, with the positions
 // of the rules that need them.
-func (l *layer) problems(about func(flow.Use) bool) error {
+func problemsOf(l *flow.Layer, about func(flow.Use) bool) error {
 	var problems []error
 	for i, r := range l.Rules() {
 		for j, u := range r.Policies {
@@ -56,17 +53,20 @@ func (l *layer) problems(about func(flow.Use) bool) error {
 // newLayer returns a layer whose policies are ready to run. A policy that cannot run does
 // not fail the call; the requests that need it are denied. newLayer returns an error if ctx
 // ends.
-func (e *Egress) newLayer(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
-	l := &layer{flow.Layer{Layer: compiled, Owner: owner, Ready: map[flow.Use]*policy.Policy{}, Unready: map[flow.Use]error{}}}
+func (e *Egress) newLayer(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*flow.Layer, error) {
+	l := &flow.Layer{Layer: compiled, Owner: owner, Ready: map[flow.Use]*policy.Policy{}, Unready: map[flow.Use]error{}}
 	for i, r := range compiled.Rules() {
 		for j, u := range r.Policies {
 			key := flow.UseOf(u)
 			if l.Ready[key] != nil || l.Unready[key] != nil {
 				continue
 			}
-			err := l.start(ctx, e.pool, find, key)
+			p, err := e.start(ctx, find, owner, key)
+			if p != nil {
+				l.Ready[key] = p
+			}
 			if cause := context.Cause(ctx); cause != nil {
-				l.release()
+				l.Release()
 				if errors.Is(cause, errReadyLimit) {
 					return nil, &rule.Error{Index: i, Rule: r.Name, Field: fmt.Sprintf("policies[%d]", j), Problem: fmt.Sprintf("%q: %v", u.Policy, cause)}
 				}
@@ -78,6 +78,15 @@ func (e *Egress) newLayer(ctx context.Context, find finder, owner string, compil
 		}
 	}
 	return l, nil
+}
+
+// start returns a policy that is ready to run, and retained.
+func (e *Egress) start(ctx context.Context, find finder, owner string, u flow.Use) (*policy.Policy, error) {
+	m, err := find(owner, u.Policy)
+	if err != nil {
+		return nil, err
+	}
+	return e.pool.acquire(ctx, m, u.Config)
 }
 
 // compile compiles the modules that an owner's rules use, and retains them until release
@@ -116,47 +125,6 @@ func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (
 		}
 	}
 	return release, nil
-}
-
-func (l *layer) start(ctx context.Context, p *pool, find finder, u flow.Use) error {
-	m, err := find(l.Owner, u.Policy)
-	if err != nil {
-		return err
-	}
-	started, err := p.acquire(ctx, m, u.Config)
-	if err == nil {
-		l.Ready[u] = started
-	}
-	return err
-}
-
-// withPresets returns a copy of the layer with other presets. The copy takes over the
-// policies of l, which are not retained again. It returns nil for a nil layer.
-func (l *layer) withPresets(presets *rule.Presets) *layer {
-	if l == nil {
-		return nil
-	}
-	with := *l
-	with.Layer.Layer = l.WithPresets(presets)
-	return &with
-}
-
-// release releases the policies. Running calls finish.
-func (l *layer) release() {
-	if l == nil {
-		return
-	}
-	for _, p := range l.Ready {
-		p.Release()
-	}
-}
-
-// ruleLayer returns nil for a nil layer.
-func (l *layer) ruleLayer() *rule.Layer {
-	if l == nil {
-		return nil
-	}
-	return l.Layer.Layer
 }
 
 // uses reports whether a rule uses a policy.

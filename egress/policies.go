@@ -68,22 +68,22 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 // layersWith returns copies of the layers that use the pushed module. A policy that was not
 // ready in a layer before may stay so: one broken policy must not prevent the repair of
 // another. Needs changeMu.
-func (e *Egress) layersWith(ctx context.Context, pushed module) (map[ruleset.Scope]*layer, error) {
+func (e *Egress) layersWith(ctx context.Context, pushed module) (map[ruleset.Scope]*flow.Layer, error) {
 	find := func(owner, name string) (module, error) {
 		if owner == pushed.owner && name == pushed.name {
 			return pushed, nil
 		}
 		return e.moduleOf(owner, name)
 	}
-	layers := map[ruleset.Scope]*layer{}
+	layers := map[ruleset.Scope]*flow.Layer{}
 	for scope, old := range e.layers {
 		if old.Owner != pushed.owner || !slices.ContainsFunc(old.Rules(), func(r rule.Rule) bool { return uses(r, pushed.name) }) {
 			continue
 		}
-		l, err := e.newLayer(ctx, find, pushed.owner, old.Layer.Layer)
+		l, err := e.newLayer(ctx, find, pushed.owner, old.Layer)
 		if err == nil {
 			layers[scope] = l
-			err = l.problems(func(u flow.Use) bool { return u.Policy == pushed.name || old.Unready[u] == nil })
+			err = problemsOf(l, func(u flow.Use) bool { return u.Policy == pushed.name || old.Unready[u] == nil })
 		}
 		if err != nil {
 			releaseAll(layers)
@@ -93,9 +93,9 @@ func (e *Egress) layersWith(ctx context.Context, pushed module) (map[ruleset.Sco
 	return layers, nil
 }
 
-func releaseAll(layers map[ruleset.Scope]*layer) {
+func releaseAll(layers map[ruleset.Scope]*flow.Layer) {
 	for _, l := range layers {
-		l.release()
+		l.Release()
 	}
 }
 

@@ -21,13 +21,9 @@ import (
 func (e *Egress) build(c *flow.Client) {
 	t := &flow.Table{}
 	t.Default = e.settings.Load().Default
-	scopes := []ruleset.Scope{{}, ruleset.OfOwner(c.Owner), ruleset.OfSandbox(c.ID)}
-	if c.ID == "" {
-		scopes = scopes[:2]
-	}
-	for i, scope := range scopes {
+	for i, scope := range scopesOf(c.Owner, c.ID) {
 		if l := e.layers[scope]; l != nil {
-			t.Layers[i], t.Policies[i] = l.Layer.Layer, &l.Layer
+			t.Layers[i], t.Policies[i] = l.Layer, l
 		}
 	}
 	if c.ID != "" { // the node does not set the environment of programs outside of sandboxes
@@ -78,12 +74,14 @@ func (e *Egress) NodeRules() (rule.Default, []rule.Rule) {
 	return s.Default, s.Rules.Rules()
 }
 
-// scopeOf returns the scope of a sandbox, or the owner's scope if id is empty.
-func scopeOf(owner string, id sandbox.ID) ruleset.Scope {
-	if id == "" {
-		return ruleset.OfOwner(owner)
+// scopesOf returns the scopes whose rules apply to a sandbox, or to the owner's programs
+// outside of sandboxes if id is empty.
+func scopesOf(owner string, id sandbox.ID) []ruleset.Scope {
+	scopes := []ruleset.Scope{{}, ruleset.OfOwner(owner)}
+	if id != "" {
+		scopes = append(scopes, ruleset.OfSandbox(id))
 	}
-	return ruleset.OfSandbox(id)
+	return scopes
 }
 
 // Presets returns the lists of hosts that rules can name. The caller must not modify them.
@@ -95,7 +93,8 @@ func (e *Egress) presets() *rule.Presets { return e.settings.Load().Rules.Preset
 // Rules returns the rules of a sandbox, or the owner's rules if id is empty, and warnings
 // about rules that no longer work as intended.
 func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, []rule.Warning, error) {
-	set := e.sets.Get(scopeOf(owner, id))
+	scopes := scopesOf(owner, id)
+	set := e.sets.Get(scopes[len(scopes)-1])
 	return set, set.Layer(e.presets()).PresetWarnings(), nil
 }
 
@@ -113,7 +112,8 @@ func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, u ru
 
 // setRules returns the new rules, and the layers up to and including theirs.
 func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []*rule.Layer, error) {
-	scope := scopeOf(owner, id)
+	scopes := scopesOf(owner, id)
+	scope := scopes[len(scopes)-1]
 	unlock, err := e.changes.LockContext(ctx, owner)
 	if err != nil {
 		return ruleset.Set{}, nil, err
@@ -147,16 +147,18 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 	}
 	set, err := e.sets.Replace(ctx, scope, next, u.IfRevision)
 	if err != nil {
-		layer.release()
+		layer.Release()
 		return ruleset.Set{}, nil, err
 	}
 	old := e.layers[scope]
 	e.layers[scope] = layer
 	e.buildAll(func(c *flow.Client) bool { return c.Owner == owner && (id == "" || c.ID == id) })
-	old.release() // no table refers to it now
-	layers := []*rule.Layer{e.layers[ruleset.Scope{}].ruleLayer(), e.layers[ruleset.OfOwner(owner)].ruleLayer()}
-	if id != "" {
-		layers = append(layers, compiled)
+	old.Release() // no table refers to it now
+	var layers []*rule.Layer
+	for _, scope := range scopes {
+		if l := e.layers[scope]; l != nil {
+			layers = append(layers, l.Layer)
+		}
 	}
 	return set, layers, nil
 }
@@ -217,7 +219,7 @@ type Change struct {
 	e        *Egress
 	settings Settings
 	roots    *x509.CertPool // of upstreams
-	node     *layer
+	node     *flow.Layer
 }
 
 // Prepare checks settings and readies the policies that they need, so that Apply cannot
@@ -262,11 +264,11 @@ func (c *Change) Apply() {
 	e.settings.Store(&s)
 	e.layers[ruleset.Scope{}] = c.node
 	for scope, l := range e.layers {
-		e.layers[scope] = l.withPresets(e.presets())
+		e.layers[scope] = l.WithPresets(e.presets())
 	}
 	e.reportUndefinedPresets()
 	e.buildAll(func(*flow.Client) bool { return true })
-	node.release()
+	node.Release()
 	if before != nil {
 		before.Close()
 	}
@@ -294,5 +296,5 @@ const maxReported = 10
 // Discard releases the prepared policies.
 func (c *Change) Discard() {
 	defer c.e.changeMu.Unlock()
-	c.node.release()
+	c.node.Release()
 }

@@ -35,6 +35,24 @@ type Layer struct {
 	Unready map[Use]error
 }
 
+// WithPresets returns a copy of the layer with other presets. The copy takes over the
+// policies of l, which are not retained again.
+func (l *Layer) WithPresets(presets *rule.Presets) *Layer {
+	with := *l
+	with.Layer = l.Layer.WithPresets(presets)
+	return &with
+}
+
+// Release releases the policies; nil has none. Running calls finish.
+func (l *Layer) Release() {
+	if l == nil {
+		return
+	}
+	for _, p := range l.Ready {
+		p.Release()
+	}
+}
+
 // Use is a policy with a configuration.
 type Use struct{ Policy, Config string }
 

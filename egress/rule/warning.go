@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Warning is about a rule that is valid and does not do what it seems to.
+// Warning is about a valid rule that may not work as intended.
 type Warning struct {
 	Index   int    // of the rule, from 0
 	Field   string // such as policies[0].secrets[token], or empty for the whole rule
@@ -33,15 +33,10 @@ type Secrets func(name string) (hosts []string, found bool)
 // before denies what they allow, and secrets that cannot be sent.
 func Warnings(l *Layer, before []*Layer, secrets Secrets) []Warning {
 	w := &warner{layer: l, comparisons: maxComparisons}
-	for i, deny := range l.all() {
-		if deny.Action == Deny {
-			w.denied(i, deny)
-		}
-	}
-	for _, b := range before {
-		for _, deny := range b.all() {
+	for _, by := range append([]*Layer{l}, before...) {
+		for i, deny := range by.all() {
 			if deny.Action == Deny {
-				w.deniedBefore(b, deny)
+				w.denied(by, i, deny)
 			}
 		}
 	}
@@ -65,34 +60,28 @@ func (w *warner) add(index int, field, problem, remedy string) {
 	}
 }
 
-// denied warns of rules that another rule of their layer denies.
-func (w *warner) denied(index int, deny *compiled) {
+// denied warns of rules of the layer that a rule denies: a rule of an earlier layer, or the
+// one with this index.
+func (w *warner) denied(by *Layer, index int, deny *compiled) {
 	names := w.shadowed(deny)
 	if len(names) == 0 {
 		return
 	}
-	remedy := fmt.Sprintf("narrow %q, or remove what it denies from the others", deny.Name)
-	if deny.catchAll() {
-		remedy = fmt.Sprintf(`remove %q and set "default": "deny"`, deny.Name)
-		if w.layer.source == Node {
-			remedy = fmt.Sprintf("remove %q and set default deny", deny.Name)
+	name := fmt.Sprintf("%q", deny.Name)
+	remedy := fmt.Sprintf("narrow %s, or remove what it denies from the others", name)
+	switch {
+	case by != w.layer:
+		index, name = names[0].index, by.id(deny)
+		remedy = "remove it from these rules, or change " + name
+		if by.source == Node {
+			remedy = "remove it from these rules, or ask the node's operator about " + name
 		}
+	case deny.catchAll() && by.source == Node:
+		remedy = fmt.Sprintf("remove %s and set default deny", name)
+	case deny.catchAll():
+		remedy = fmt.Sprintf(`remove %s and set "default": "deny"`, name)
 	}
-	w.add(index, "", fmt.Sprintf("%q denies what %s: a rule that denies wins wherever it stands", deny.Name, allowed(names)), remedy)
-}
-
-// deniedBefore warns of rules that a rule of an earlier layer denies.
-func (w *warner) deniedBefore(before *Layer, deny *compiled) {
-	names := w.shadowed(deny)
-	if len(names) == 0 {
-		return
-	}
-	id := before.id(deny)
-	remedy := fmt.Sprintf("remove it from these rules, or change %s", id)
-	if before.source == Node {
-		remedy = fmt.Sprintf("remove it from these rules, or ask the node's operator about %s", id)
-	}
-	w.add(names[0].index, "", fmt.Sprintf("%s denies what %s: a rule that denies wins wherever it stands", id, allowed(names)), remedy)
+	w.add(index, "", fmt.Sprintf("%s denies what %s: a rule that denies wins wherever it stands", name, allowed(names)), remedy)
 }
 
 // shadow is a rule that never applies, or not to all that it names.
