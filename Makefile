@@ -128,7 +128,7 @@ test-integration: build ## tests against real Podman: PACKAGES=./runtime/netns/.
 	@mkdir -p $(TEST_HOME)/bin
 	@install -m 0755 bin/* $(TEST_HOME)/bin
 	@# What tests of egress put into sandboxes, and a policy that does harm.
-	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(TEST_HOME)/bin/ ./test/egress/fronting ./test/egress/client ./test/egress/everything
+	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(TEST_HOME)/bin/ ./test/egress/client ./test/egress/everything
 	@GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags '-s -w' -o $(TEST_HOME)/bin/hostile.wasm ./test/egress/hostile
 	@mkdir -p build && chmod 1777 build # pictures of pages that failed
 	DOZE_BIN=$(TEST_HOME)/bin go test -race -count=1 -p 1 -timeout 30m -run '$(RUN)' \

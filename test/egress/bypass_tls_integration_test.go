@@ -3,25 +3,11 @@
 package egress
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
 )
-
-// canFront puts the program fronting into the sandbox, as /tmp/fronting.
-func (b *box) canFront() *box {
-	b.t.Helper()
-	f, err := os.Open(filepath.Join(os.Getenv("DOZE_BIN"), "fronting"))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	defer f.Close()
-	b.put("/tmp/fronting", f)
-	return b
-}
 
 // A name in TLS that is not the one that led there is another host's.
 func TestTLSForAnotherHostIsRefused(t *testing.T) {
@@ -48,17 +34,17 @@ func TestTLSForAnotherHostIsRefused(t *testing.T) {
 // connection.
 func TestEncryptedClientHelloLeadsNowhere(t *testing.T) {
 	n := commonNode(t)
-	b := n.newBox(t).canFront()
+	b := n.newBox(t).goClient()
 	for _, to := range []string{"ech.pass.test:443", "ech-port.pass.test:8443", "ech.look.test:443"} {
 		// The public name is the one that was looked up.
 		host, _, _ := strings.Cut(to, ":")
-		if r := b.try("/tmp/fronting -connect " + to + " -sni hidden.pass.test -ech " + host + " hidden.pass.test"); r.ExitCode == 0 || !strings.Contains(r.Stderr, "rejected ECH") {
+		if r := b.try("/srv/client fronting -connect " + to + " -sni hidden.pass.test -ech " + host + " hidden.pass.test"); r.ExitCode == 0 || !strings.Contains(r.Stderr, "rejected ECH") {
 			t.Errorf("%s: %+v", to, r)
 		}
 		b.audited(client.FlowFilter{Host: host, Kind: "connection", Verdict: "error"}, "encrypted client hello required")
 	}
 	// Another one.
-	if r := b.try("/tmp/fronting -connect ech2.pass.test:443 -sni hidden.pass.test -ech public.pass.test hidden.pass.test"); r.ExitCode == 0 {
+	if r := b.try("/srv/client fronting -connect ech2.pass.test:443 -sni hidden.pass.test -ech public.pass.test hidden.pass.test"); r.ExitCode == 0 {
 		t.Errorf("another public name: %+v", r)
 	}
 	b.audited(client.FlowFilter{Host: "ech2.pass.test", Kind: "connection"}, "another host")
@@ -73,8 +59,8 @@ func TestEncryptedClientHelloLeadsNowhere(t *testing.T) {
 // the servers of the tests have all names.
 func TestAConnectionIsNotReusedForAnotherHost(t *testing.T) {
 	n := commonNode(t)
-	b := n.newBox(t).canFront()
-	r := b.try("/tmp/fronting -connect reused.look.test:443 -sni reused.look.test reused.look.test hidden.look.test reused.look.test:444 reused.look.test")
+	b := n.newBox(t).goClient()
+	r := b.try("/srv/client fronting -connect reused.look.test:443 -sni reused.look.test reused.look.test hidden.look.test reused.look.test:444 reused.look.test")
 	lines := strings.Split(strings.TrimSpace(r.Stdout), "\n")
 	if r.ExitCode != 0 || len(lines) != 4 || !strings.HasPrefix(lines[0], "200 ") || !strings.HasPrefix(lines[3], "200 ") {
 		t.Fatalf("got %+v", r)

@@ -278,14 +278,16 @@ class Get {
 	}, withClients)
 }
 
-// goClient puts the test's client, which is written in Go, into the sandbox.
-func (u *user) goClient() {
-	u.t.Helper()
-	program, err := os.ReadFile(u.node.Program("client"))
+// goClient puts the test's client, which is written in Go, into the sandbox as /srv/client.
+func (b *box) goClient() *box {
+	b.t.Helper()
+	f, err := os.Open(b.node.Program("client"))
 	if err != nil {
-		u.t.Fatal(err)
+		b.t.Fatal(err)
 	}
-	u.write("/srv/client", 0o755, program)
+	defer f.Close()
+	b.put("/srv/client", f)
+	return b
 }
 
 // TestGo has one client for all that a library does and a command line does not.

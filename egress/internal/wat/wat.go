@@ -1,6 +1,11 @@
 // Package wat assembles the small WebAssembly modules of tests.
 package wat
 
+import (
+	"bytes"
+	"encoding/binary"
+)
+
 // Types of values.
 const (
 	I32 = 0x7f
@@ -40,14 +45,8 @@ type Segment struct {
 	Passive bool // it is for memory.init
 }
 
-// Code is code, put together.
-func Code(parts ...[]byte) []byte {
-	var all []byte
-	for _, p := range parts {
-		all = append(all, p...)
-	}
-	return all
-}
+// Code concatenates parts of code.
+func Code(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
 // Instructions.
 var (
@@ -81,14 +80,12 @@ func BrTable(blocks int) []byte {
 	return code
 }
 
-func MemoryInit(s uint32) []byte  { return Code([]byte{0xfc, 8}, unsigned(s), []byte{0}) }
-func DataDrop(s uint32) []byte    { return append([]byte{0xfc, 9}, unsigned(s)...) }
-func LocalGet(local int) []byte   { return append([]byte{0x20}, unsigned(uint32(local))...) }
-func LocalSet(local int) []byte   { return append([]byte{0x21}, unsigned(uint32(local))...) }
-func LocalTee(local int) []byte   { return append([]byte{0x22}, unsigned(uint32(local))...) }
-func Load(offset uint32) []byte   { return append([]byte{0x28, 2}, unsigned(offset)...) }
-func Store(offset uint32) []byte  { return append([]byte{0x36, 2}, unsigned(offset)...) }
-func Store8(offset uint32) []byte { return append([]byte{0x3a, 0}, unsigned(offset)...) }
+func MemoryInit(s uint32) []byte { return Code([]byte{0xfc, 8}, unsigned(s), []byte{0}) }
+func DataDrop(s uint32) []byte   { return append([]byte{0xfc, 9}, unsigned(s)...) }
+func LocalGet(local int) []byte  { return append([]byte{0x20}, unsigned(uint32(local))...) }
+func LocalSet(local int) []byte  { return append([]byte{0x21}, unsigned(uint32(local))...) }
+func Load(offset uint32) []byte  { return append([]byte{0x28, 2}, unsigned(offset)...) }
+func Store(offset uint32) []byte { return append([]byte{0x36, 2}, unsigned(offset)...) }
 
 // Handler is a module with the exports that a policy has.
 func Handler(imports []Import, data string, request, response []byte) Assembly {
@@ -114,37 +111,24 @@ func (m Assembly) Binary() []byte {
 		if f.Locals > 0 {
 			locals = Code([]byte{1}, unsigned(uint32(f.Locals)), []byte{I32})
 		}
-		body := append(locals, f.Body...)
-		code = append(code, append(unsigned(uint32(len(body))), body...))
+		code = append(code, vector(append(locals, f.Body...)))
 		if f.Export != "" {
 			exports = append(exports, Code(text(f.Export), []byte{0}, unsigned(uint32(len(m.Imports)+n))))
 		}
 	}
-	out := []byte("\x00asm\x01\x00\x00\x00")
-	out = section(out, 1, list(types))
-	if len(imports) > 0 {
-		out = section(out, 2, list(imports))
-	}
-	out = section(out, 3, list(funcs))
-	if len(m.Table) > 0 {
-		out = section(out, 4, Code([]byte{1, 0x70, 0}, unsigned(uint32(len(m.Table)))))
-	}
+	var memory, table, elements, data [][]byte
 	if m.Pages > 0 {
-		out = section(out, 5, Code([]byte{1, 0}, unsigned(m.Pages)))
+		memory = [][]byte{Code([]byte{0}, unsigned(m.Pages))}
 		exports = append(exports, Code(text("memory"), []byte{2, 0}))
-	}
-	out = section(out, 7, list(exports))
-	if m.Start > 0 {
-		out = section(out, 8, unsigned(uint32(m.Start)))
 	}
 	if len(m.Table) > 0 {
 		var refs [][]byte
 		for _, f := range m.Table {
 			refs = append(refs, unsigned(uint32(f)))
 		}
-		out = section(out, 9, Code([]byte{1, 0}, I32Const(0), End, list(refs)))
+		table = [][]byte{Code([]byte{0x70, 0}, unsigned(uint32(len(m.Table))))}
+		elements = [][]byte{Code([]byte{0}, I32Const(0), End, list(refs))}
 	}
-	var data [][]byte
 	if m.Data != "" {
 		data = append(data, Code([]byte{0}, I32Const(0), End, text(m.Data)))
 	}
@@ -155,18 +139,29 @@ func (m Assembly) Binary() []byte {
 			data = append(data, Code([]byte{0}, I32Const(s.Offset), End, text(s.Data)))
 		}
 	}
+	out := []byte("\x00asm\x01\x00\x00\x00")
+	section := func(id byte, content []byte) { out = Code(out, []byte{id}, vector(content)) }
+	vectorSection := func(id byte, items [][]byte) {
+		if len(items) > 0 {
+			section(id, list(items))
+		}
+	}
+	vectorSection(1, types)
+	vectorSection(2, imports)
+	vectorSection(3, funcs)
+	vectorSection(4, table)
+	vectorSection(5, memory)
+	vectorSection(7, exports)
+	if m.Start > 0 {
+		section(8, unsigned(uint32(m.Start)))
+	}
+	vectorSection(9, elements)
 	if len(m.Segments) > 0 {
-		out = section(out, 12, unsigned(uint32(len(data))))
+		section(12, unsigned(uint32(len(data))))
 	}
-	out = section(out, 10, list(code))
-	if len(data) > 0 {
-		out = section(out, 11, list(data))
-	}
+	vectorSection(10, code)
+	vectorSection(11, data)
 	return out
-}
-
-func section(out []byte, id byte, content []byte) []byte {
-	return Code(out, []byte{id}, unsigned(uint32(len(content))), content)
 }
 
 func list(items [][]byte) []byte {
@@ -176,13 +171,8 @@ func list(items [][]byte) []byte {
 func vector(b []byte) []byte { return append(unsigned(uint32(len(b))), b...) }
 func text(s string) []byte   { return vector([]byte(s)) }
 
-func unsigned(v uint32) (b []byte) {
-	for v >= 0x80 {
-		b = append(b, byte(v)|0x80)
-		v >>= 7
-	}
-	return append(b, byte(v))
-}
+// unsigned is LEB128, which is also the encoding of Go's varints.
+func unsigned(v uint32) []byte { return binary.AppendUvarint(nil, uint64(v)) }
 
 func signed(v int64) (b []byte) {
 	for {

@@ -12,12 +12,20 @@ import (
 	"sync/atomic"
 )
 
-// speaking returns a client that speaks one version of HTTP only.
-func speaking(major int) *http.Client {
-	t := &http.Transport{Protocols: new(http.Protocols), MaxConnsPerHost: 8}
-	t.Protocols.SetHTTP1(major == 1)
-	t.Protocols.SetHTTP2(major == 2)
-	return &http.Client{Transport: t}
+// eachVersion runs f with a client that speaks only HTTP/1.1, and with one that speaks only
+// HTTP/2.
+func eachVersion(f func(ctx context.Context, c *http.Client, url string) error) func(context.Context, string) error {
+	return func(ctx context.Context, url string) error {
+		for _, major := range []int{1, 2} {
+			t := &http.Transport{Protocols: new(http.Protocols), MaxConnsPerHost: 8}
+			t.Protocols.SetHTTP1(major == 1)
+			t.Protocols.SetHTTP2(major == 2)
+			if err := f(ctx, &http.Client{Transport: t}, url); err != nil {
+				return fmt.Errorf("HTTP/%d: %w", major, err)
+			}
+		}
+		return nil
+	}
 }
 
 // send sends a request and checks its response.
@@ -58,102 +66,91 @@ func get(ctx context.Context, url string) error {
 
 // events reads a stream of server-sent events, each of them sent only when the
 // previous one was acknowledged: a proxy that delays one delays all.
-func events(ctx context.Context, url string) error {
-	for _, major := range []int{1, 2} {
-		c := speaking(major)
-		resp, err := send(ctx, c, http.MethodGet, url, nil)
-		if err != nil {
+func events(ctx context.Context, c *http.Client, url string) error {
+	resp, err := send(ctx, c, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	seen := 0
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		id, ok := strings.CutPrefix(lines.Text(), "data: ")
+		if !ok {
+			continue
+		}
+		if _, err := fetch(ctx, c, url+"/heard?"+id); err != nil {
 			return err
 		}
-		defer resp.Body.Close()
-		seen := 0
-		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-			id, ok := strings.CutPrefix(lines.Text(), "data: ")
-			if !ok {
-				continue
-			}
-			if _, err := fetch(ctx, c, url+"/heard?"+id); err != nil {
-				return err
-			}
-			seen++
-		}
-		if seen != 5 {
-			return fmt.Errorf("HTTP/%d: %d events came, not 5", major, seen)
-		}
+		seen++
+	}
+	if seen != 5 {
+		return fmt.Errorf("%d events came, not 5", seen)
 	}
 	return nil
 }
 
 // trailers sends a body of unknown length with a trailer, and reads one.
-func trailers(ctx context.Context, url string) error {
-	for _, major := range []int{1, 2} {
-		// No *strings.Reader, whose length is known.
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, io.MultiReader(strings.NewReader("a body")))
-		if err != nil {
-			return err
-		}
-		req.Trailer = http.Header{"X-Sent": {"after the body"}}
-		resp, err := speaking(major).Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			return err
-		}
-		if string(text) != "a body" || resp.Trailer.Get("X-Got") != "after the body" {
-			return fmt.Errorf("HTTP/%d: body %q, trailer %q", major, text, resp.Trailer)
-		}
+func trailers(ctx context.Context, c *http.Client, url string) error {
+	// No *strings.Reader, whose length is known.
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, io.MultiReader(strings.NewReader("a body")))
+	if err != nil {
+		return err
+	}
+	req.Trailer = http.Header{"X-Sent": {"after the body"}}
+	resp, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if string(text) != "a body" || resp.Trailer.Get("X-Got") != "after the body" {
+		return fmt.Errorf("body %q, trailer %q", text, resp.Trailer)
 	}
 	return nil
 }
 
 // reuse sends requests one after another, which need one connection.
-func reuse(ctx context.Context, url string) error {
-	for _, major := range []int{1, 2} {
-		made := 0
-		traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
-			if !i.Reused {
-				made++
-			}
-		}})
-		c := speaking(major)
-		for range 20 {
-			if _, err := fetch(traced, c, url); err != nil {
-				return err
-			}
+func reuse(ctx context.Context, c *http.Client, url string) error {
+	made := 0
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+		if !i.Reused {
+			made++
 		}
-		if made != 1 {
-			return fmt.Errorf("HTTP/%d: 20 requests took %d connections", major, made)
+	}})
+	for range 20 {
+		if _, err := fetch(traced, c, url); err != nil {
+			return err
 		}
+	}
+	if made != 1 {
+		return fmt.Errorf("20 requests took %d connections", made)
 	}
 	return nil
 }
 
 // many sends concurrent requests.
-func many(ctx context.Context, url string) error {
+func many(ctx context.Context, c *http.Client, url string) error {
 	const requests = 200
-	for _, major := range []int{1, 2} {
-		c := speaking(major)
-		var wait sync.WaitGroup
-		var failed atomic.Pointer[error]
-		for i := range requests {
-			wait.Go(func() {
-				path := fmt.Sprintf("%s?number=%d", url, i)
-				text, err := fetch(ctx, c, path)
-				if err == nil && !strings.Contains(text, fmt.Sprintf(`?number=%d"`, i)) {
-					err = fmt.Errorf("%s got another's response: %.300s", path, text)
-				}
-				if err != nil {
-					failed.Store(&err)
-				}
-			})
-		}
-		wait.Wait()
-		if err := failed.Load(); err != nil {
-			return fmt.Errorf("HTTP/%d: %w", major, *err)
-		}
+	var wait sync.WaitGroup
+	var failed atomic.Pointer[error]
+	for i := range requests {
+		wait.Go(func() {
+			path := fmt.Sprintf("%s?number=%d", url, i)
+			text, err := fetch(ctx, c, path)
+			if err == nil && !strings.Contains(text, fmt.Sprintf(`?number=%d"`, i)) {
+				err = fmt.Errorf("%s got another's response: %.300s", path, text)
+			}
+			if err != nil {
+				failed.Store(&err)
+			}
+		})
+	}
+	wait.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
 	}
 	return nil
 }

@@ -33,37 +33,13 @@ func main() {
 
 func run(to io.Writer) error {
 	out := bufio.NewWriterSize(to, 1<<20)
-	began, err := start()
+	created, err := os.Stat("/etc/hostname") // the node writes it when it creates the sandbox
 	if err != nil {
 		return err
 	}
-	files(out, began.Add(-margin))
+	files(out, created.ModTime().Add(-margin))
 	processes(out)
 	return out.Flush()
-}
-
-// start returns when the sandbox was started: the kernel has it in ticks since its
-// own start, a hundred per second on every architecture.
-func start() (time.Time, error) {
-	stat, err := os.ReadFile("/proc/1/stat")
-	if err != nil {
-		return time.Time{}, err
-	}
-	kernel, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return time.Time{}, err
-	}
-	var boot, ticks int64
-	_, after, _ := strings.Cut(string(kernel), "btime ")
-	if _, err := fmt.Sscan(after, &boot); err != nil {
-		return time.Time{}, fmt.Errorf("parse the kernel's start: %w", err)
-	}
-	// The name, the second field, may have spaces; field 22 follows it as the 20th.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if _, err := fmt.Sscan(fields[19], &ticks); err != nil {
-		return time.Time{}, fmt.Errorf("parse the sandbox's start: %w", err)
-	}
-	return time.Unix(boot, 0).Add(time.Duration(ticks) * time.Second / 100), nil
 }
 
 // kernels are file systems of the kernel; what /proc says of processes is for

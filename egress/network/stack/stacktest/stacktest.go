@@ -31,16 +31,13 @@ type Network struct {
 func New(t testing.TB) *Network {
 	t.Helper()
 	n := new(Network)
-	made := make(chan error)
-	go func() { // its thread ends with it
-		runtime.LockOSThread()
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
+	err := onThread(func() (err error) {
+		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
 			n.namespace, err = os.Open("/proc/thread-self/ns/net")
 		}
-		made <- err
-	}()
-	if err := <-made; err != nil {
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.Close)
@@ -84,14 +81,20 @@ func (n *Network) Attached() bool {
 // In runs f in the namespace, on one thread. A socket that f creates belongs to the
 // namespace permanently; a goroutine that it starts does not run there.
 func (n *Network) In(f func() error) error {
-	done := make(chan error)
-	go func() { // its thread ends with it
-		runtime.LockOSThread()
-		err := unix.Setns(int(n.namespace.Fd()), unix.CLONE_NEWNET)
-		if err == nil {
-			err = f()
+	return onThread(func() error {
+		if err := unix.Setns(int(n.namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
 		}
-		done <- err
+		return f()
+	})
+}
+
+// onThread runs f on a thread of its own, which ends with it.
+func onThread(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		done <- f()
 	}()
 	return <-done
 }
