@@ -47,7 +47,7 @@ var (
 type Conn struct {
 	conn net.Conn // TLS over raw, or raw itself
 	raw  net.Conn
-	in   limited
+	in   io.LimitedReader // of a head
 	r    *bufio.Reader
 	w    *bufio.Writer
 	used bool // it has carried a request before
@@ -60,7 +60,7 @@ type Conn struct {
 // response head is limited to maxHead bytes.
 func NewConn(conn, raw net.Conn, maxHead int64) *Conn {
 	c := &Conn{conn: conn, raw: raw, maxHead: maxHead, w: bufio.NewWriterSize(conn, bufferSize)}
-	c.in.r = conn
+	c.in.R = conn
 	c.r = bufio.NewReaderSize(&c.in, bufferSize)
 	return c
 }
@@ -147,13 +147,13 @@ func (t *exchange) run(informed func(int, textproto.MIMEHeader) error) (*http.Re
 		go t.upload.run()
 	}
 	for range maxInformational {
-		c.in.left = c.maxHead
+		c.in.N = c.maxHead
 		if _, err := c.r.Peek(1); err != nil {
 			return nil, t.unanswered(err)
 		}
 		res, err := http.ReadResponse(c.r, t.r)
 		if err != nil {
-			if c.in.left <= 0 {
+			if c.in.N <= 0 {
 				err = errTooLarge
 			}
 			if errors.Is(err, io.EOF) {
@@ -238,7 +238,7 @@ func (t *exchange) writeHead() error {
 
 // response wraps the body of a final response.
 func (t *exchange) response(res *http.Response) *http.Response {
-	t.c.in.left = 1<<63 - 1
+	t.c.in.N = unlimited
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		res.Body = &switched{Reader: t.c.r, t: t}
 		return res
@@ -398,52 +398,37 @@ func (u *upload) send() error {
 	}
 	p := pieces.Get().(*piece)
 	defer pieces.Put(p)
-	if u.r.ContentLength >= 0 && len(u.r.Trailer) == 0 {
-		return u.sendSized(p)
-	}
-	return u.sendChunked(p)
-}
-
-// sendSized sends a body with Content-Length.
-func (u *upload) sendSized(p *piece) error {
-	left := u.r.ContentLength
-	for {
+	chunked := u.r.ContentLength < 0 || len(u.r.Trailer) > 0
+	for left := u.r.ContentLength; ; {
 		n, err := u.r.Body.Read(p.data())
-		if left -= int64(n); left < 0 {
+		if left -= int64(n); left < 0 && !chunked {
 			return errBodyLength
 		}
 		if n > 0 {
-			if _, err := u.c.conn.Write(p.data()[:n]); err != nil {
+			part := p.data()[:n]
+			if chunked {
+				part = p.chunk(n)
+			}
+			if _, err := u.c.conn.Write(part); err != nil {
 				return &writeError{err}
 			}
 		}
 		switch {
-		case err == io.EOF && left > 0:
-			return errBodyLength
-		case err == io.EOF:
-			return nil
-		case err != nil:
+		case err == nil:
+		case err != io.EOF:
 			return err
+		case chunked:
+			return u.sendTrailers()
+		case left > 0:
+			return errBodyLength
+		default:
+			return nil
 		}
 	}
 }
 
-// sendChunked sends a body in chunks, with its trailers.
-func (u *upload) sendChunked(p *piece) error {
-	for {
-		n, err := u.r.Body.Read(p.data())
-		if n > 0 {
-			if _, err := u.c.conn.Write(p.chunk(n)); err != nil {
-				return &writeError{err}
-			}
-		}
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return err
-		}
-	}
+// sendTrailers ends a body in chunks.
+func (u *upload) sendTrailers() error {
 	w := u.c.w // empty: the head was flushed
 	_, _ = w.WriteString("0\r\n")
 	if err := writeFields(w, u.r.Trailer); err != nil {

@@ -24,27 +24,13 @@ const (
 	bufferSize = 4 << 10
 	// pieceSize is how much of a body is read at a time: two TLS records.
 	pieceSize = 32 << 10
+	unlimited = 1<<63 - 1
 	// maxTrailers is the size limit of a trailer section. A line of it is at most
 	// bufferSize long.
 	maxTrailers = 16 << 10
 )
 
 var errTooLarge = errors.New("http1: message head too large")
-
-// limited fails with errTooLarge after left bytes. It bounds the size of a head.
-type limited struct {
-	r    io.Reader
-	left int64
-}
-
-func (l *limited) Read(b []byte) (int, error) {
-	if l.left <= 0 {
-		return 0, errTooLarge
-	}
-	n, err := l.r.Read(b[:min(int64(len(b)), l.left)])
-	l.left -= int64(n)
-	return n, err
-}
 
 // Space for a chunk's size and line break before the data, and for the line break after it.
 const beforeChunk, afterChunk = 8, 2

@@ -38,7 +38,7 @@ const reasonAmbiguous = "ambiguous framing: Transfer-Encoding together with Cont
 // readRequest reads the head of the next request. An error other than a *RequestError is
 // the connection's: io.EOF between two requests.
 func (c *serverConn) readRequest() (*http.Request, error) {
-	c.in.left, c.minor = c.s.MaxHead+bufferSize, 1
+	c.in.N, c.minor = c.s.MaxHead+bufferSize, 1
 	line, err := c.requestLine()
 	if err != nil {
 		return nil, c.headError(err)
@@ -113,7 +113,7 @@ func fields(lines *textproto.Reader) (http.Header, error) {
 
 // headError converts a parser's error to a *RequestError, and returns other errors unchanged.
 func (c *serverConn) headError(err error) error {
-	if errors.Is(err, errTooLarge) {
+	if c.in.N <= 0 {
 		return &RequestError{Status: http.StatusRequestHeaderFieldsTooLarge, Reason: http.StatusText(http.StatusRequestHeaderFieldsTooLarge)}
 	}
 	if _, ok := errors.AsType[textproto.ProtocolError](err); ok {
@@ -214,12 +214,8 @@ func announceTrailers(r *http.Request) *RequestError {
 	}
 	delete(r.Header, "Trailer")
 	r.Trailer = http.Header{}
-	for _, field := range announced {
-		for name := range strings.SplitSeq(field, ",") {
-			if name = http.CanonicalHeaderKey(textproto.TrimString(name)); name != "" {
-				r.Trailer[name] = nil
-			}
-		}
+	for _, name := range trailerNames(announced) {
+		r.Trailer[name] = nil
 	}
 	for _, name := range framingFields {
 		if _, ok := r.Trailer[name]; ok {
@@ -227,6 +223,18 @@ func announceTrailers(r *http.Request) *RequestError {
 		}
 	}
 	return nil
+}
+
+// trailerNames returns the names that fields announce.
+func trailerNames(fields []string) (names []string) {
+	for _, field := range fields {
+		for name := range strings.SplitSeq(field, ",") {
+			if name = http.CanonicalHeaderKey(textproto.TrimString(name)); name != "" {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
 }
 
 // requestBody is the body of the current request. Any goroutine may read it until the

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,7 +47,7 @@ func (w *responseWriter) reset(r *http.Request) {
 	w.r, w.header = r, http.Header{}
 	w.status, w.headDone, w.last = 0, false, r.Close
 	w.bodiless, w.length, w.written, w.chunked = false, -1, 0, false
-	w.trailers, w.unsized = nil, w.unsized[:0]
+	w.unsized = w.unsized[:0]
 }
 
 // Header implements http.ResponseWriter.
@@ -85,13 +86,7 @@ func (w *responseWriter) WriteHeader(status int) {
 			w.length = n
 		}
 	}
-	for _, field := range h["Trailer"] {
-		for name := range strings.SplitSeq(field, ",") {
-			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" {
-				w.trailers = append(w.trailers, name)
-			}
-		}
-	}
+	w.trailers = trailerNames(h["Trailer"])
 	w.last = w.last || w.c.body.unfinished() || httpguts.HeaderValuesContainsToken(h["Connection"], "close")
 	_, w.hasDate = h["Date"]
 	_, w.hasType = h["Content-Type"]
@@ -293,21 +288,15 @@ func (w *responseWriter) finish() error {
 // http.TrailerPrefix.
 func (w *responseWriter) trailerFields() http.Header {
 	var t http.Header
-	add := func(name string, values []string) {
+	for name, values := range w.header {
+		trailer, prefixed := strings.CutPrefix(name, http.TrailerPrefix)
+		if !prefixed && !slices.Contains(w.trailers, name) {
+			continue
+		}
 		if t == nil {
 			t = http.Header{}
 		}
-		t[name] = values
-	}
-	for _, name := range w.trailers {
-		if values, ok := w.header[name]; ok {
-			add(name, values)
-		}
-	}
-	for name, values := range w.header {
-		if name, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
-			add(name, values)
-		}
+		t[trailer] = values
 	}
 	return t
 }
@@ -326,6 +315,6 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	w.hijacked = true
 	w.c.source.stopWatch()
-	w.c.in.left = unlimited
+	w.c.in.N = unlimited
 	return w.c.conn, bufio.NewReadWriter(w.c.r, w.out), nil
 }

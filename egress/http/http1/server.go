@@ -13,7 +13,6 @@ import (
 )
 
 const (
-	unlimited = 1<<63 - 1
 	// watchAfter is how long a handler runs before the server watches for the client's
 	// disconnect. Watching takes a goroutine, which costs more than a short handler can
 	// save.
@@ -62,7 +61,7 @@ type serverConn struct {
 	conn   net.Conn
 	remote string
 	source source
-	in     limited // over source
+	in     io.LimitedReader // of a head, over source
 	r      *bufio.Reader
 	lines  *textproto.Reader // over r
 	w      responseWriter
@@ -80,7 +79,7 @@ func newServerConn(s *Server, conn net.Conn, in io.Reader) *serverConn {
 	c := &serverConn{s: s, conn: conn, remote: conn.RemoteAddr().String()}
 	c.source.conn, c.source.in = conn, in
 	c.source.changed.L = &c.source.mu
-	c.in.r = &c.source
+	c.in.R = &c.source
 	c.r = readers.Get().(*bufio.Reader)
 	c.r.Reset(&c.in)
 	c.lines = textproto.NewReader(c.r)
@@ -96,7 +95,7 @@ func (c *serverConn) serve(ctx context.Context) (more bool) {
 		c.refuse(ctx, err)
 		return false
 	}
-	c.in.left = unlimited
+	c.in.N = unlimited
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r = r.WithContext(ctx)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"syscall"
 
 	"golang.org/x/net/http2"
@@ -108,4 +109,14 @@ func certificateProblem(err error) string {
 // unreadable returns the failure of a response that a filter cannot read.
 func unreadable(host, format string, args ...any) *Failure {
 	return &Failure{Code: problem.UpstreamResponseUnreadable, Reason: "the response of " + host + " " + fmt.Sprintf(format, args...)}
+}
+
+// Refuse sends a problem as the response to a request that was not sent on. Headers
+// that were set for another response are dropped.
+//
+// If the header of r may have secrets in it, the problem needs a RequestID: without
+// one, the response has r's X-Request-Id.
+func Refuse(w http.ResponseWriter, r *http.Request, why *problem.Problem) {
+	clear(w.Header())
+	why.Write(w, r)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
@@ -343,7 +344,7 @@ func TestEndsOfConnectionsAreNotReported(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := New(Config{Certificate: certificates(newAuthority())})
+			s := New(Config{Certificate: certificates(newAuthority()), Log: slog.New(slog.DiscardHandler)})
 			var refused []*problem.Problem // only written before Serve returns
 			for range 10 {
 				here, there := tcp(t)

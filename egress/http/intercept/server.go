@@ -44,9 +44,9 @@ const (
 
 // Config of a Server.
 type Config struct {
-	// Certificate returns the certificate for connections to the host. Required.
+	// Certificate returns the certificate for connections to the host.
 	Certificate func(ctx context.Context, host string) (*tls.Certificate, error)
-	// Log receives the panics of handlers. Default slog.Default().
+	// Log receives the panics of handlers.
 	Log *slog.Logger
 }
 
@@ -88,9 +88,6 @@ type Server struct {
 
 // New returns a Server, which has no goroutines except for connections and needs no Close.
 func New(cfg Config) *Server {
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
 	s := &Server{cfg: cfg}
 	s.tls = &tls.Config{
 		MinVersion:     tls.VersionTLS12,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -183,7 +184,7 @@ func TestPanicOfAHandlerEndsItsStreamOnly(t *testing.T) {
 
 func TestServeEndsWithItsContextAndHandlers(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
-		s := New(Config{Certificate: certificates(newAuthority())})
+		s := New(Config{Certificate: certificates(newAuthority()), Log: slog.New(slog.DiscardHandler)})
 		here, there := tcp(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		began, handlerEnded := make(chan struct{}), false
@@ -218,7 +219,7 @@ func TestServeEndsWithItsContextAndHandlers(t *testing.T) {
 }
 
 func TestUntrustingClientIsReported(t *testing.T) {
-	s := New(Config{Certificate: certificates(newAuthority())})
+	s := New(Config{Certificate: certificates(newAuthority()), Log: slog.New(slog.DiscardHandler)})
 	here, there := tcp(t)
 	served := make(chan error)
 	go func() { served <- s.Serve(t.Context(), there, Destination{Host: host, Port: 443, TLS: true}) }()

@@ -90,11 +90,7 @@ func (t *tunnel) run(up, down io.Reader) error {
 func (t *tunnel) up(from io.Reader) {
 	_, err := t.pass(t.host, from)
 	t.left.Store(true)
-	if err != nil {
-		t.Close()
-		return
-	}
-	if half, ok := t.host.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+	if half, ok := t.host.(interface{ CloseWrite() error }); err == nil && ok && half.CloseWrite() == nil {
 		time.AfterFunc(closeGrace, t.Close)
 		return
 	}
@@ -104,8 +100,5 @@ func (t *tunnel) up(from io.Reader) {
 func (t *tunnel) pass(to io.Writer, from io.Reader) (int64, error) {
 	buffer := buffers.Get().(*[2 * recordSize]byte)
 	defer buffers.Put(buffer)
-	return io.CopyBuffer(onlyWriter{to}, from, buffer[:])
+	return io.CopyBuffer(struct{ io.Writer }{to}, from, buffer[:]) // a ReadFrom would allocate a buffer of its own
 }
-
-// onlyWriter hides a ReadFrom, which would allocate a buffer of its own.
-type onlyWriter struct{ io.Writer }

@@ -49,10 +49,8 @@ func interfaceAddresses() ([]netip.Addr, error) {
 	}
 	var addrs []netip.Addr
 	for _, one := range list {
-		if prefix, ok := one.(*net.IPNet); ok {
-			if a, ok := netip.AddrFromSlice(prefix.IP); ok {
-				addrs = append(addrs, a)
-			}
+		if prefix, err := netip.ParsePrefix(one.String()); err == nil {
+			addrs = append(addrs, prefix.Addr())
 		}
 	}
 	return addrs, nil

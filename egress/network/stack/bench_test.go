@@ -53,7 +53,7 @@ func BenchmarkStream(b *testing.B) {
 			}
 			defer listener.Close()
 			k, device, own := newKernel(b)
-			s, err := New(Config{Device: device, Listener: own, Handler: splicer{listener.Addr().String()}})
+			s, err := New(complete(Config{Device: device, Listener: own, Handler: splicer{listener.Addr().String()}}))
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -64,39 +64,20 @@ type Config struct {
 	Connections, Wide *quota.Pool
 	// Exceeded is called when a connection is refused or a name query dropped because a
 	// limit was reached, at most once per exceededEvery and limit. No packet is read until it
-	// returns. May be nil.
+	// returns.
 	Exceeded func(what Exceeded)
 	// Refused is called with the destination of a refused datagram, but not for each
-	// datagram, see refusals. No packet is read until it returns. May be nil.
+	// datagram, see refusals. No packet is read until it returns.
 	Refused func(to netip.AddrPort)
 	// Sent is called when a connection receives bytes from the sandbox. It must not
-	// block. May be nil.
+	// block.
 	Sent func()
 	// Arriving is called before bytes are written to the sandbox, which may be frozen,
 	// and for the end of a connection. If it fails, the write fails with its error. ctx ends
-	// with the stack. May be nil.
+	// with the stack.
 	Arriving func(ctx context.Context) error
-	// Log receives all other events; the caller adds the sandbox attribute. May be nil.
+	// Log receives all other events; the caller adds the sandbox attribute.
 	Log *slog.Logger
-}
-
-func (c *Config) defaults() {
-	if c.Exceeded == nil {
-		c.Exceeded = func(Exceeded) {}
-	}
-	if c.Refused == nil {
-		c.Refused = func(netip.AddrPort) {}
-	}
-	if c.Sent == nil {
-		c.Sent = func() {}
-	}
-	if c.Arriving == nil {
-		c.Arriving = func(context.Context) error { return nil }
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	c.Limits = c.Limits.withDefaults()
 }
 
 // Stack serves one device. Create one with New.
@@ -125,7 +106,7 @@ type Stack struct {
 
 // New returns a Stack that serves cfg.Device until Close.
 func New(cfg Config) (*Stack, error) {
-	cfg.defaults()
+	cfg.Limits = cfg.Limits.withDefaults()
 	device, err := openDevice(cfg.Device)
 	if err != nil {
 		cfg.Listener.Close()

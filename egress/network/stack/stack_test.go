@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -43,11 +44,29 @@ func (h handler) DNS(ctx context.Context, server netip.Addr, query []byte) []byt
 	return nil
 }
 
+// complete sets the callbacks that are nil.
+func complete(cfg Config) Config {
+	if cfg.Exceeded == nil {
+		cfg.Exceeded = func(Exceeded) {}
+	}
+	if cfg.Refused == nil {
+		cfg.Refused = func(netip.AddrPort) {}
+	}
+	if cfg.Sent == nil {
+		cfg.Sent = func() {}
+	}
+	if cfg.Arriving == nil {
+		cfg.Arriving = func(context.Context) error { return nil }
+	}
+	cfg.Log = slog.New(slog.DiscardHandler)
+	return cfg
+}
+
 func start(t testing.TB, cfg Config) (*Stack, *kernel) {
 	t.Helper()
 	k, device, listener := newKernel(t)
 	cfg.Device, cfg.Listener = device, listener
-	s, err := New(cfg)
+	s, err := New(complete(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +132,7 @@ func TestConnIsANetConn(t *testing.T) {
 	nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 		h, conns := accepted(t)
 		k, device, listener := newKernel(t)
-		s, err := New(Config{Device: device, Listener: listener, Handler: h})
+		s, err := New(complete(Config{Device: device, Listener: listener, Handler: h}))
 		if err != nil {
 			return nil, nil, nil, err
 		}

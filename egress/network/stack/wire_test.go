@@ -28,7 +28,7 @@ func newOnPair(t testing.TB, device *os.File, limits Limits, h Handler) *Stack {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := New(Config{Device: device, Listener: l.(*net.TCPListener), Limits: limits, Handler: h})
+	s, err := New(complete(Config{Device: device, Listener: l.(*net.TCPListener), Limits: limits, Handler: h}))
 	if err != nil {
 		t.Fatal(err)
 	}
