@@ -38,9 +38,8 @@ const (
 var ErrStale = errors.New("http1: server closed idle connection")
 
 var (
-	errInformational = errors.New("http1: too many 1xx responses")
-	errBodyLength    = errors.New("http1: request body does not match Content-Length")
-	errNotContinued  = errors.New("http1: final response instead of 100 Continue")
+	errBodyLength   = errors.New("http1: request body does not match Content-Length")
+	errNotContinued = errors.New("http1: final response instead of 100 Continue")
 )
 
 // Conn is a client connection. It carries one request at a time.
@@ -172,7 +171,7 @@ func (t *exchange) run(informed func(int, textproto.MIMEHeader) error) (*http.Re
 			}
 		}
 	}
-	return nil, errInformational
+	return nil, errors.New("http1: too many 1xx responses")
 }
 
 // unanswered describes an error before the first byte of the response: ErrStale if the

@@ -60,8 +60,8 @@ func (p *piece) chunk(n int) []byte {
 // writeFields writes header fields sorted by name, without the empty line after them. It
 // rejects invalid names and values, which could inject another message.
 func writeFields(w io.StringWriter, h http.Header) error {
-	var room [24]string
-	names := room[:0]
+	var array [24]string // spares an allocation
+	names := array[:0]
 	for name, values := range h {
 		if len(values) == 0 {
 			continue

@@ -65,15 +65,6 @@ func (p *Pool) remove(k *idleConn, i int) {
 	p.byAge.Remove(k.age)
 }
 
-// oldest returns the connection that has been idle longest, or nil. p.mu is held.
-func (p *Pool) oldest() *idleConn {
-	e := p.byAge.Front()
-	if e == nil {
-		return nil
-	}
-	return e.Value.(*idleConn)
-}
-
 // Put adds an idle connection. At a limit it closes the oldest one.
 func (p *Pool) Put(key string, c *Conn) {
 	p.mu.Lock()
@@ -83,7 +74,7 @@ func (p *Pool) Put(key string, c *Conn) {
 	case len(waiting) >= p.maxPerKey:
 		p.evict(waiting[0])
 	case p.byAge.Len() >= p.maxConns:
-		p.evict(p.oldest())
+		p.evict(p.byAge.Front().Value.(*idleConn))
 	}
 	k.age = p.byAge.PushBack(k)
 	p.byKey[key] = append(p.byKey[key], k)
@@ -102,24 +93,22 @@ func (p *Pool) evict(k *idleConn) {
 func (p *Pool) evictExpired() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for k := p.oldest(); ; k = p.oldest() {
-		if k == nil {
-			p.expiry = nil
-			return
-		}
+	for e := p.byAge.Front(); e != nil; e = p.byAge.Front() {
+		k := e.Value.(*idleConn)
 		if left := p.maxIdle - time.Since(k.since); left > 0 {
 			p.expiry.Reset(left)
 			return
 		}
 		p.evict(k)
 	}
+	p.expiry = nil
 }
 
 // CloseIdle closes all idle connections.
 func (p *Pool) CloseIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for k := p.oldest(); k != nil; k = p.oldest() {
-		p.evict(k)
+	for e := p.byAge.Front(); e != nil; e = p.byAge.Front() {
+		p.evict(e.Value.(*idleConn))
 	}
 }

@@ -309,7 +309,7 @@ func (b *requestBody) readTrailers() error {
 		case err != nil:
 			return fmt.Errorf("http1: reading trailers: %w", err)
 		case !bytes.HasSuffix(line, []byte("\r\n")) || len(section)+len(line) > maxTrailers:
-			return errTrailers
+			return errors.New("http1: malformed or too long trailer section")
 		}
 		section = append(section, line...)
 		if len(line) == len("\r\n") {
@@ -332,8 +332,6 @@ func (b *requestBody) readTrailers() error {
 	maps.Copy(b.r.Trailer, trailer)
 	return io.EOF
 }
-
-var errTrailers = errors.New("http1: malformed or too long trailer section")
 
 // Close implements io.Closer. The server discards the rest.
 func (b *requestBody) Close() error { return nil }

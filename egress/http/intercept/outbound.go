@@ -56,7 +56,14 @@ func (u *Upstream) Do(w http.ResponseWriter, r *http.Request, to Route, f Filter
 	o := &outbound{u: u, w: w, r: r, filter: f, to: newTarget(r, to)}
 	defer o.finish()
 	o.send()
-	return o.result()
+	res := Result{Status: o.status, Cut: o.cut, BytesOut: o.sent.Load(), BytesIn: o.received.Load()}
+	o.to.mu.Lock()
+	res.Address = o.to.address
+	o.to.mu.Unlock()
+	if o.failure != nil {
+		res.Err = o.failure
+	}
+	return res
 }
 
 // outbound is a request to an upstream, and its response.
@@ -78,17 +85,6 @@ type outbound struct {
 	// responded is set when the transport has returned. 1xx responses after that are
 	// dropped.
 	responded bool
-}
-
-func (o *outbound) result() Result {
-	res := Result{Status: o.status, Cut: o.cut, BytesOut: o.sent.Load(), BytesIn: o.received.Load()}
-	o.to.mu.Lock()
-	res.Address = o.to.address
-	o.to.mu.Unlock()
-	if o.failure != nil {
-		res.Err = o.failure
-	}
-	return res
 }
 
 // finish stops the upload: a request must not be read after its handler has ended. It
@@ -207,7 +203,8 @@ func (o *outbound) clean(h http.Header) {
 // respond sends a response to the client.
 func (o *outbound) respond(res *http.Response) {
 	body := io.Reader(&counted{res.Body, &o.received})
-	streams := res.ContentLength < 0 || isEventStream(res.Header)
+	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
+	streams := res.ContentLength < 0 || kind == "text/event-stream"
 	if o.filter != nil {
 		if res.StatusCode == http.StatusPartialContent {
 			o.fail(unreadable(o.to.host, "is a part of something, which was not asked for"))
@@ -248,11 +245,6 @@ func (o *outbound) respond(res *http.Response) {
 		return
 	}
 	o.trailers(res.Trailer, announced)
-}
-
-func isEventStream(h http.Header) bool {
-	kind, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
-	return kind == "text/event-stream"
 }
 
 // trailers sends the fields after the body. Fields that were not announced need a prefix

@@ -17,8 +17,7 @@ const patience = 10 * time.Second
 // closes its half, is silent for 10 seconds or sends a message that is not a query, or
 // until ctx ends. It closes conn.
 func (s *Server) ServeConn(ctx context.Context, conn net.Conn) {
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer conn.Close()
 	buffer := make([]byte, maxQuery)
 	for {

@@ -204,8 +204,7 @@ func (c *Conn) undelivered() (rest *os.File) {
 // everything, or until the stack ends. If the sandbox sends more bytes, which have no
 // reader, the connection is reset.
 func (c *Conn) linger(rest *os.File) {
-	stop := context.AfterFunc(c.stack.ctx, func() { _ = rest.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
+	defer context.AfterFunc(c.stack.ctx, func() { _ = rest.SetReadDeadline(time.Unix(1, 0)) })()
 	if _, err := rest.Read(make([]byte, 1)); err != io.EOF {
 		c.abandon(rest)
 		return

@@ -229,19 +229,15 @@ const acceptAgain = 100 * time.Millisecond
 // open passes a connection to its Flow, or resets it if the Flow no longer waits for it.
 func (s *Stack) open(tcp *net.TCPConn) {
 	from, _ := tcp.RemoteAddr().(*net.TCPAddr)
-	to, _ := tcp.LocalAddr().(*net.TCPAddr)
-	if from != nil && to != nil {
-		local := to.AddrPort()
-		e := endpoints{uint16(from.Port), netip.AddrPortFrom(local.Addr().Unmap(), local.Port())}
-		s.mu.Lock()
-		f := s.attempts[e]
-		if f != nil && f.released {
-			delete(s.attempts, e)
-			f.incoming <- tcp
-			s.mu.Unlock()
-			return
-		}
-		s.mu.Unlock()
+	local, _ := tcp.LocalAddr().(*net.TCPAddr)
+	to := local.AddrPort() // invalid if there is no address
+	e := endpoints{from.AddrPort().Port(), netip.AddrPortFrom(to.Addr().Unmap(), to.Port())}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.attempts[e]; f != nil && f.released {
+		delete(s.attempts, e)
+		f.incoming <- tcp
+		return
 	}
 	_ = tcp.SetLinger(0)
 	_ = tcp.Close()

@@ -10,8 +10,8 @@ import (
 )
 
 // calls makes gRPC calls of each kind.
-func calls(ctx context.Context, server string) error {
-	c, err := grpc.NewClient("dns:///"+server, grpc.WithTransportCredentials(credentials.NewTLS(nil)))
+func calls(ctx context.Context, args []string) error {
+	c, err := grpc.NewClient("dns:///"+args[0], grpc.WithTransportCredentials(credentials.NewTLS(nil)))
 	if err != nil {
 		return err
 	}

@@ -14,13 +14,13 @@ import (
 
 // eachVersion runs f with a client that speaks only HTTP/1.1, and with one that speaks only
 // HTTP/2.
-func eachVersion(f func(ctx context.Context, c *http.Client, url string) error) func(context.Context, string) error {
-	return func(ctx context.Context, url string) error {
+func eachVersion(f func(ctx context.Context, c *http.Client, url string) error) func(context.Context, []string) error {
+	return func(ctx context.Context, args []string) error {
 		for _, major := range []int{1, 2} {
 			t := &http.Transport{Protocols: new(http.Protocols), MaxConnsPerHost: 8}
 			t.Protocols.SetHTTP1(major == 1)
 			t.Protocols.SetHTTP2(major == 2)
-			if err := f(ctx, &http.Client{Transport: t}, url); err != nil {
+			if err := f(ctx, &http.Client{Transport: t}, args[0]); err != nil {
 				return fmt.Errorf("HTTP/%d: %w", major, err)
 			}
 		}
@@ -58,8 +58,8 @@ func fetch(ctx context.Context, c *http.Client, url string) (string, error) {
 }
 
 // get prints what a server says to a client as Go has it by default.
-func get(ctx context.Context, url string) error {
-	text, err := fetch(ctx, http.DefaultClient, url)
+func get(ctx context.Context, args []string) error {
+	text, err := fetch(ctx, http.DefaultClient, args[0])
 	fmt.Print(text)
 	return err
 }

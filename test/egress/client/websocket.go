@@ -21,8 +21,8 @@ type message struct {
 
 // webSocket talks to a server that echoes until it receives "bye". It prints the
 // protocol and the extensions that were agreed on.
-func webSocket(ctx context.Context, url string) error {
-	c, resp, err := websocket.Dial(ctx, strings.Replace(url, "https:", "wss:", 1), &websocket.DialOptions{
+func webSocket(ctx context.Context, args []string) error {
+	c, resp, err := websocket.Dial(ctx, strings.Replace(args[0], "https:", "wss:", 1), &websocket.DialOptions{
 		Subprotocols: []string{"other", "echo"}, CompressionMode: websocket.CompressionContextTakeover,
 	})
 	if err != nil {

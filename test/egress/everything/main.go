@@ -11,6 +11,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -86,19 +87,11 @@ func file(out io.Writer, path string) {
 		return
 	}
 	defer f.Close()
-	if isOutput(f) {
-		return
-	}
-	_, _ = io.CopyN(out, f, maxFile)
-}
-
-func isOutput(f *os.File) bool {
-	own, err := os.Stdout.Stat()
-	if err != nil {
-		return false
-	}
 	info, err := f.Stat()
-	return err == nil && os.SameFile(own, info)
+	output, failed := os.Stdout.Stat()
+	if errors.Join(err, failed) == nil && !os.SameFile(info, output) {
+		_, _ = io.CopyN(out, f, maxFile)
+	}
 }
 
 func processes(out io.Writer) {
