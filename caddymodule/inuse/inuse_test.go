@@ -1,4 +1,4 @@
-package inuse
+package inuse_test
 
 import (
 	"bufio"
@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/caddymodule/inuse"
 )
 
 // TestMain makes the test binary a process that listens on the addresses in its
@@ -116,8 +118,8 @@ func TestAnAddressOfAnotherProcessIsInUse(t *testing.T) {
 				t.Fatalf("listening with SO_REUSEPORT: %v", err)
 			}
 			ln.Close()
-			err = Check(tt.network, address)
-			var inUse *Error
+			err = inuse.Check(tt.network, address)
+			var inUse *inuse.Error
 			if errors.As(err, &inUse) != tt.inUse {
 				t.Fatalf("got %v", err)
 			}
@@ -137,20 +139,20 @@ func TestWhatThisProcessListensOnIsItsOwn(t *testing.T) {
 		}
 		defer ln.Close()
 		for _, address := range []string{"127.0.0.1:", "0.0.0.0:", "[::]:"} {
-			if err := Check(strings.TrimSuffix(network, "4"), netip.MustParseAddrPort(address+port)); err != nil {
+			if err := inuse.Check(strings.TrimSuffix(network, "4"), netip.MustParseAddrPort(address+port)); err != nil {
 				t.Errorf("%s: %v", address, err)
 			}
 		}
 	}
 	other(t, "tcp4/127.0.0.1:"+port)
-	if err := Check("tcp", netip.MustParseAddrPort("127.0.0.1:"+port)); err == nil {
+	if err := inuse.Check("tcp", netip.MustParseAddrPort("127.0.0.1:"+port)); err == nil {
 		t.Error("another process listens on the same address, and it is not an error")
 	}
 }
 
 func TestNoPortAndForeignAddressesAreLeftToTheCaller(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "192.0.2.1:80"} {
-		if err := Check("tcp", netip.MustParseAddrPort(address)); err != nil {
+		if err := inuse.Check("tcp", netip.MustParseAddrPort(address)); err != nil {
 			t.Errorf("%s: %v", address, err)
 		}
 	}

@@ -1,10 +1,12 @@
-package jsonfile
+package jsonfile_test
 
 import (
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/doze-run/doze/cmd/internal/jsonfile"
 )
 
 type value struct {
@@ -30,25 +32,25 @@ func TestMistakesHaveTheirPlace(t *testing.T) {
 		"{\"name\": \"x\"}\n{}":                   "line 2, column 1: there is more after the end",
 	} {
 		var v value
-		if err := Decode([]byte(text), &v); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if err := jsonfile.Decode([]byte(text), &v); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", text, err, want)
 		}
 	}
 	var v value
-	if err := Decode([]byte(" {\"name\": \"a\", \"more\": {\"nope\": 1}} \n"), &v); err != nil || v.Name != "a" || v.More["nope"] != 1 {
+	if err := jsonfile.Decode([]byte(" {\"name\": \"a\", \"more\": {\"nope\": 1}} \n"), &v); err != nil || v.Name != "a" || v.More["nope"] != 1 {
 		t.Errorf("got %+v, %v", v, err)
 	}
 }
 
 func TestErrorsNameTheFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.json")
-	if err := Read(file, new(value)); !os.IsNotExist(err) {
+	if err := jsonfile.Read(file, new(value)); !os.IsNotExist(err) {
 		t.Errorf("got %v", err)
 	}
 	if err := os.WriteFile(file, []byte("{\n]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Read(file, new(value)); err == nil || !strings.HasPrefix(err.Error(), file+": line 2, column 1: ") {
+	if err := jsonfile.Read(file, new(value)); err == nil || !strings.HasPrefix(err.Error(), file+": line 2, column 1: ") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -57,6 +59,6 @@ func FuzzDecode(f *testing.F) {
 	f.Add(`{"sub":{"nope":[{"a":"nope"}]}}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		var v value
-		_ = Decode([]byte(text), &v) // must not panic
+		_ = jsonfile.Decode([]byte(text), &v) // must not panic
 	})
 }
