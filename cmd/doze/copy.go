@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -42,16 +43,15 @@ about each.`,
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) (err error) {
 			from, to := parseLocation(args[0]), parseLocation(args[1])
 			c := &copying{app: a, node: node, progress: newProgress(a.err)}
-			if from.local() != to.local() {
-				for _, p := range []*location{&from, &to} {
-					if err := c.absolute(ctx, p); err != nil {
-						return err
-					}
+			if from.local() == to.local() {
+				return usage.Errorf("one of the two must be in a sandbox, like shop:/workspace, and the other here")
+			}
+			for _, p := range []*location{&from, &to} {
+				if err := c.absolute(ctx, p); err != nil {
+					return err
 				}
 			}
 			switch {
-			case from.local() == to.local():
-				return usage.Errorf("one of the two must be in a sandbox, like shop:/workspace, and the other here")
 			case from.path == "-" && from.local() && isTerminal(a.in):
 				return fmt.Errorf("- is a tar stream, and standard input is a terminal; pipe one into doze, like this: tar -c . | doze cp - %s", args[1])
 			case to.path == "-" && to.local() && isTerminal(a.out):
@@ -152,21 +152,17 @@ func (c *copying) upload(ctx context.Context, source string, to location) error 
 	case there == client.KindNone && strings.HasSuffix(to.path, "/"):
 		return fmt.Errorf("there is no folder %s:%s; leave the last / away to make a file of that name", to.sandbox, to.path)
 	}
-	return c.uploadFile(ctx, source, location{to.sandbox, target})
+	return c.uploadFile(ctx, source, info.Mode().Perm(), location{to.sandbox, target})
 }
 
-func (c *copying) uploadFile(ctx context.Context, source string, to location) error {
+func (c *copying) uploadFile(ctx context.Context, source string, mode fs.FileMode, to location) error {
 	f, err := os.Open(source)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
 	c.files.Add(1)
-	mode := max(info.Mode().Perm(), 0o400) // none at all would mean the usual one, which all may read
+	mode = max(mode, 0o400) // none at all would mean the usual one, which all may read
 	_, err = c.node.WriteFile(ctx, to.sandbox, to.path, mode, c.counting(f))
 	return err
 }

@@ -31,7 +31,7 @@ func (a *app) access() (home.Access, error) {
 	if err != nil {
 		return home.Access{}, err
 	}
-	if acc.URL == "" || isLocal(acc.URL) {
+	if u, err := url.Parse(acc.URL); acc.URL == "" || err == nil && client.IsLoopback(u.Hostname()) {
 		acc.URL = cmp.Or(acc.URL, local.URL)
 		if acc.Token == "" && strings.HasPrefix(strings.ToLower(acc.URL), "http:") {
 			return home.Access{}, fmt.Errorf("the token of this machine's node is not sent to %s, which is not encrypted; set DOZE_TOKEN to send a token there", acc.URL)
@@ -45,11 +45,6 @@ func (a *app) access() (home.Access, error) {
 		return home.Access{}, fmt.Errorf("there is no token: set DOZE_TOKEN, or DOZE_HOME to the folder of the node on this machine (%s has none that can be read)", local.Home)
 	}
 	return acc, nil
-}
-
-func isLocal(address string) bool {
-	u, err := url.Parse(address)
-	return err == nil && client.IsLoopback(u.Hostname())
 }
 
 // node returns the client of the node.

@@ -162,7 +162,8 @@ func (a *app) stdin(argv []string) io.Reader {
 		return a.in
 	}
 	info, err := f.Stat()
-	if err != nil || isNull(info) {
+	null, nullErr := os.Stat(os.DevNull)
+	if err != nil || nullErr == nil && os.SameFile(info, null) {
 		return nil
 	}
 	fd := int(f.Fd())
@@ -177,12 +178,6 @@ func (a *app) stdin(argv []string) io.Reader {
 		fmt.Fprintf(a.err, "doze: %s has no terminal; it reads the lines that you type, Ctrl-D ends them\n", clean(argv[0]))
 	}
 	return f
-}
-
-// isNull reports whether a file is /dev/null.
-func isNull(info os.FileInfo) bool {
-	null, err := os.Stat(os.DevNull)
-	return err == nil && os.SameFile(info, null)
 }
 
 // maxCapture is what --json prints of each of stdout and stderr, as the API does.

@@ -160,16 +160,6 @@ func valueOrFile(text string) (string, error) {
 	return string(content), err
 }
 
-// readModule reads a file, or takes a policy that doze ships.
-func readModule(module string) (name string, wasm []byte, err error) {
-	if !strings.ContainsAny(module, "./") && slices.Contains(builtin.Names(), module) {
-		wasm, err = builtin.Module(module)
-		return module, wasm, err
-	}
-	wasm, err = os.ReadFile(module)
-	return strings.TrimSuffix(filepath.Base(module), ".wasm"), wasm, err
-}
-
 // Verdicts of a request.
 const (
 	verdictAllow   = "allow"
@@ -396,7 +386,11 @@ func (r *runner) module(ctx context.Context, path string) (runnerModule, error) 
 	if m, ok := r.modules[path]; ok {
 		return m, nil
 	}
-	name, wasm, err := readModule(path)
+	name, read := strings.TrimSuffix(filepath.Base(path), ".wasm"), os.ReadFile
+	if slices.Contains(builtin.Names(), path) {
+		name, read = path, builtin.Module
+	}
+	wasm, err := read(path)
 	if err != nil {
 		return runnerModule{}, err
 	}

@@ -48,10 +48,8 @@ sandbox's. With --default inherit the rules before decide.`,
 					return err
 				}
 				return a.printRules(set, set.Rules, set.Default)
-			case file != "":
-				return a.setRules(ctx, api, sandbox, file, def)
-			case def != "":
-				return a.setDefault(ctx, api, sandbox, def)
+			case file != "" || def != "":
+				return a.updateRules(ctx, api, sandbox, file, def)
 			}
 			set, err := api.Rules(ctx, sandbox)
 			if err != nil {
@@ -126,33 +124,30 @@ func (a *app) printRules(set any, list json.RawMessage, def string) error {
 // maxRules is more than the API accepts, whose error then has its limit.
 const maxRules = 2 << 20
 
-func (a *app) setRules(ctx context.Context, node *client.Client, sandbox, file, def string) error {
-	path := file
-	if file == "-" {
-		path = "" // the standard input
-	}
-	text, err := a.readInput("the rules", path, maxRules)
-	if err != nil {
-		return err
-	}
-	update, err := parseRules(text)
-	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+// updateRules replaces the rules with those in a file, - for the standard input. Without a
+// file it leaves them as they are. def is the new default, unless it is empty.
+func (a *app) updateRules(ctx context.Context, node *client.Client, sandbox, file, def string) error {
+	var update client.RulesUpdate
+	if file == "" {
+		set, err := node.Rules(ctx, sandbox)
+		if err != nil {
+			return err
+		}
+		update = client.RulesUpdate{Rules: set.Rules, IfRevision: &set.Revision}
+	} else {
+		path := file
+		if file == "-" {
+			path = "" // the standard input
+		}
+		text, err := a.readInput("the rules", path, maxRules)
+		if err != nil {
+			return err
+		}
+		if update, err = parseRules(text); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
 	}
 	update.Default = cmp.Or(def, update.Default)
-	return a.updateRules(ctx, node, sandbox, update)
-}
-
-// setDefault leaves the rules as they are.
-func (a *app) setDefault(ctx context.Context, node *client.Client, sandbox, def string) error {
-	set, err := node.Rules(ctx, sandbox)
-	if err != nil {
-		return err
-	}
-	return a.updateRules(ctx, node, sandbox, client.RulesUpdate{Default: def, Rules: set.Rules, IfRevision: &set.Revision})
-}
-
-func (a *app) updateRules(ctx context.Context, node *client.Client, sandbox string, update client.RulesUpdate) error {
 	set, err := node.SetRules(ctx, sandbox, update)
 	if err != nil {
 		return err
