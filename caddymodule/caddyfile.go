@@ -281,10 +281,10 @@ func (o options) field(block string, fields map[string]any) error {
 	return o.Errf("unrecognized subdirective '%s' of %s", o.Val(), block)
 }
 
-// setOnce adds an entry to a map. what names it in the error for a second one.
-func setOnce[V any](d *caddyfile.Dispenser, to *map[string]V, what, key string, value V) error {
+// setOnce adds an entry to a map. The error for a second one names it by its label.
+func setOnce[V any](d *caddyfile.Dispenser, to *map[string]V, label, key string, value V) error {
 	if _, twice := (*to)[key]; twice {
-		return d.Errf("%s is already set", what)
+		return d.Errf("%s is already set", label)
 	}
 	if *to == nil {
 		*to = map[string]V{}
