@@ -5,7 +5,7 @@ package podman
 import (
 	"testing"
 
-	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // BenchmarkContainer times each step of a container's life on its own.
@@ -17,7 +17,7 @@ func BenchmarkContainer(b *testing.B) {
 	}
 	steps := newStopwatch()
 	for b.Loop() {
-		spec := n.spec(b, enginetest.NewID())
+		spec := n.spec(b, sandbox.NewID())
 		spec.GuestBinary = guestBinary(b)
 		steps.do(b, "image", func() error { return n.EnsureImage(ctx, baseImage, nil) })
 		steps.do(b, "create", func() error { return n.Create(ctx, spec) })

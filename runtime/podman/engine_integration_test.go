@@ -41,7 +41,7 @@ type node struct {
 // open starts an engine of a new node. It fails the test if containers are left.
 func open(t testing.TB) *node {
 	t.Helper()
-	return openIn(t, t.TempDir(), string(enginetest.NewID()))
+	return openIn(t, t.TempDir(), string(sandbox.NewID()))
 }
 
 func openIn(t testing.TB, dir, id string) *node {
@@ -163,7 +163,7 @@ func TestEngineConformance(t *testing.T) {
 				t.Helper()
 				n.kill(t, c.PID)
 			},
-			Litter: func(t testing.TB, c sandbox.Container, dir string) {
+			MakeFile: func(t testing.TB, c sandbox.Container, dir string) {
 				t.Helper()
 				// Its root is user 1 of Podman's user namespace.
 				err := unshared(t, "sh", "-c", `mkdir "$1/d" && touch "$1/d/f" && chown -R 1:1 "$1/d"`, "-", dir)

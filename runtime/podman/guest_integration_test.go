@@ -13,7 +13,6 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -35,7 +34,7 @@ func (n *node) boot(t testing.TB, image string) *box {
 
 func (n *node) bootWithin(t testing.TB, image string, limits sandbox.Limits) *box {
 	t.Helper()
-	spec := n.spec(t, enginetest.NewID())
+	spec := n.spec(t, sandbox.NewID())
 	spec.GuestBinary = guestBinary(t)
 	spec.ImageRef = image
 	spec.Env = map[string]string{"DOZE_TEST": "as asked"}

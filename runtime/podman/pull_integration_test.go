@@ -19,7 +19,6 @@ import (
 	"github.com/containers/podman/v5/pkg/bindings/images"
 
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -113,7 +112,7 @@ func TestImageIsPulledOnceForAllWaitingCallers(t *testing.T) {
 	if err := n.EnsureImage(testkit.Context(t), ref, func(line string) { t.Errorf("an existing image is pulled: %s", line) }); err != nil {
 		t.Fatal(err)
 	}
-	spec := n.spec(t, enginetest.NewID())
+	spec := n.spec(t, sandbox.NewID())
 	spec.ImageRef, spec.GuestBinary = ref, guestBinary(t)
 	ctx := testkit.Context(t)
 	if err := n.Create(ctx, spec); err != nil {

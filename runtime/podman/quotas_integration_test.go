@@ -14,7 +14,6 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/podman/ociruntime"
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -232,7 +231,7 @@ func TestServiceOfAnEarlierNodeIsReplaced(t *testing.T) {
 		}
 		return err == nil
 	})
-	n := openIn(t, dir, string(enginetest.NewID()))
+	n := openIn(t, dir, string(sandbox.NewID()))
 	testkit.Eventually(t, "the earlier service has ended", func() bool {
 		select {
 		case <-ended:

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -88,7 +87,7 @@ func TestContainerStartsAfterAReboot(t *testing.T) {
 	const image = "localhost/doze/test-musl:latest"
 	s := newStorage(t)
 	s.copyImage(t, image)
-	n := openWith(t, Config{Node: string(enginetest.NewID()), RunDir: t.TempDir(), Command: s.command})
+	n := openWith(t, Config{Node: string(sandbox.NewID()), RunDir: t.TempDir(), Command: s.command})
 	b := n.boot(t, image)
 	b.must("echo kept >/file")
 	data, err := n.inspect(testkit.Context(t), b.ID)
@@ -127,7 +126,7 @@ func TestCreateLeavesAnotherNodesContainerAlone(t *testing.T) {
 
 func TestContainerThatNeverStartedHasNoLog(t *testing.T) {
 	n := open(t)
-	spec := n.spec(t, enginetest.NewID())
+	spec := n.spec(t, sandbox.NewID())
 	ctx := testkit.Context(t)
 	if err := n.Create(ctx, spec); err != nil {
 		t.Fatal(err)
@@ -136,7 +135,7 @@ func TestContainerThatNeverStartedHasNoLog(t *testing.T) {
 	if line, err := n.LastLog(ctx, spec.ID); err != nil || line != "" {
 		t.Errorf("LastLog: %q, %v", line, err)
 	}
-	if _, err := n.LastLog(ctx, enginetest.NewID()); !errors.Is(err, sandbox.ErrNoContainer) {
+	if _, err := n.LastLog(ctx, sandbox.NewID()); !errors.Is(err, sandbox.ErrNoContainer) {
 		t.Errorf("LastLog of an unknown one: %v", err)
 	}
 }

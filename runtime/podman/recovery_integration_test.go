@@ -15,7 +15,6 @@ import (
 	"github.com/doze-run/doze/runtime/freezer"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 	"github.com/doze-run/doze/runtime/store/storetest"
 	"github.com/doze-run/doze/testkit"
@@ -62,7 +61,7 @@ func TestKilledServiceIsRestartedWithoutHarmToContainers(t *testing.T) {
 func TestServiceKilledDuringCallsLosesNothing(t *testing.T) {
 	n := open(t)
 	for range 4 {
-		spec := n.spec(t, enginetest.NewID())
+		spec := n.spec(t, sandbox.NewID())
 		done := make(chan error, 1)
 		go func() { // ends with the calls
 			err := n.Create(t.Context(), spec)
@@ -98,7 +97,7 @@ func TestServiceThatCannotBeRestartedIsReported(t *testing.T) {
 	if err := os.Symlink(command, link); err != nil {
 		t.Fatal(err)
 	}
-	n := openWith(t, Config{Node: string(enginetest.NewID()), RunDir: t.TempDir(), Command: link})
+	n := openWith(t, Config{Node: string(sandbox.NewID()), RunDir: t.TempDir(), Command: link})
 	if err := os.Remove(link); err != nil {
 		t.Fatal(err)
 	}
@@ -132,12 +131,12 @@ func TestServiceOfAKilledNodeIsUsedByTheNext(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = victim.Wait()
-	n := openIn(t, dir, string(enginetest.NewID()))
+	n := openIn(t, dir, string(sandbox.NewID()))
 	if now := n.servicePID(t); now != before {
 		t.Errorf("the service was process %d and is %d", before, now)
 	}
 	// It survives writing to its log, and ends with the node.
-	spec := n.spec(t, enginetest.NewID())
+	spec := n.spec(t, sandbox.NewID())
 	spec.ImageRef = "localhost/doze/no-such-image:latest"
 	if err := n.Create(testkit.Context(t), spec); !errors.Is(err, sandbox.ErrImageMissing) {
 		t.Errorf("Create: %v, want ErrImageMissing", err)
@@ -245,7 +244,7 @@ func TestDiskOutlivesStopCrashAndStart(t *testing.T) {
 
 func TestFailedFirstProcessIsReportedWithItsLastOutput(t *testing.T) {
 	n := open(t)
-	spec := n.spec(t, enginetest.NewID())
+	spec := n.spec(t, sandbox.NewID())
 	spec.Env = map[string]string{"DOZE_TEST_PROBE": "fail"}
 	if err := n.Create(testkit.Context(t), spec); err != nil {
 		t.Fatal(err)
@@ -266,7 +265,7 @@ func TestFailedFirstProcessIsReportedWithItsLastOutput(t *testing.T) {
 
 func TestStartReportsAMissingCgroupSubtree(t *testing.T) {
 	n := open(t)
-	spec := n.specIn(t, enginetest.NewID(), "/another-node-of-this-host/sandboxes/x")
+	spec := n.specIn(t, sandbox.NewID(), "/another-node-of-this-host/sandboxes/x")
 	ctx := testkit.Context(t)
 	if err := n.Create(ctx, spec); err != nil {
 		t.Fatal(err)
@@ -322,7 +321,7 @@ for level in range(5000):
 
 func TestStopKillsAProcessThatIgnoresSignals(t *testing.T) {
 	n := open(t)
-	spec := n.spec(t, enginetest.NewID())
+	spec := n.spec(t, sandbox.NewID())
 	spec.Env = map[string]string{"DOZE_TEST_PROBE": "deaf"}
 	ctx := testkit.Context(t)
 	if err := n.Create(ctx, spec); err != nil {
@@ -344,7 +343,7 @@ func TestManySandboxesStartConcurrently(t *testing.T) {
 	n := open(t)
 	var group sync.WaitGroup
 	for range 10 {
-		b := n.spec(t, enginetest.NewID())
+		b := n.spec(t, sandbox.NewID())
 		t.Cleanup(func() { n.Remove(testkit.Context(t), b.ID) })
 		group.Go(func() {
 			if err := n.Create(t.Context(), b); err != nil {

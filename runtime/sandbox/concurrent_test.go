@@ -139,7 +139,7 @@ func TestConcurrentExposesEndAsOneOfThem(t *testing.T) {
 	}
 }
 
-func TestEventThatTheStoreRefusesKeepsNoOtherFromTheTimeline(t *testing.T) {
+func TestRefusedEventDoesNotBlockTheTimeline(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	a, b := create(t, n.Manager, "a"), create(t, n.Manager, "b")
 	n.Store.Refuse(func(ev sandbox.Event) bool { return ev.Port == 3000 })

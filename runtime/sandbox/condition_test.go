@@ -88,7 +88,7 @@ func TestConditionLastsAsLongAsTheFault(t *testing.T) {
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release(); mustStop(t, n.Manager, sb.ID) },
 	}, {
 		name:    "a guest that is refused",
-		spoil:   func() { n.Engine.HandleGuest(sandboxtest.Stranger) },
+		spoil:   func() { n.Engine.HandleGuest(sandboxtest.UnknownGuest) },
 		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
 		code:    sandbox.ConditionWakeFailed,
 		words:   "speaks protocol",
@@ -136,7 +136,7 @@ func TestConditionOfASandboxThatIsNotAdopted(t *testing.T) {
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if stranger.Load() {
-			sandboxtest.Stranger(w, r)
+			sandboxtest.UnknownGuest(w, r)
 		} else {
 			g.ServeHTTP(w, r)
 		}
@@ -184,7 +184,7 @@ func TestConditionOfAFailedDestruction(t *testing.T) {
 }
 
 // A caller who leaves says nothing of the sandbox.
-func TestConditionIsNotThatACallerLeft(t *testing.T) {
+func TestCanceledCallIsNotACondition(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	n.Freezer.FailOnce(fmt.Errorf("wait for the kernel: %w", context.Canceled))

@@ -63,7 +63,7 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 	cfg := m.config()
 	now := time.Now().UTC()
 	sb := Sandbox{
-		ID:           newID(),
+		ID:           NewID(),
 		Owner:        req.Owner,
 		Name:         req.Name,
 		Image:        cmp.Or(req.Image, cfg.Images.Default),
@@ -104,22 +104,14 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 }
 
 func (sb *Sandbox) validate() error {
-	if err := validateName(sb.Name); err != nil {
-		return err
-	}
-	if err := validateEnv(sb.Env); err != nil {
-		return err
-	}
-	if err := validateLabels(sb.Labels); err != nil {
-		return err
-	}
-	if err := validateIdle("sleep_after", sb.SleepAfter); err != nil {
-		return err
-	}
-	if err := validateIdle("stop_after", sb.StopAfter); err != nil {
-		return err
-	}
-	return validateTTL(sb.TTL)
+	return cmp.Or(
+		validateName(sb.Name),
+		validateEnv(sb.Env),
+		validateLabels(sb.Labels),
+		validateIdle("sleep_after", sb.SleepAfter),
+		validateIdle("stop_after", sb.StopAfter),
+		validateTTL(sb.TTL),
+	)
 }
 
 // claim reserves the name and begins the creation, or returns the sandbox with that name.
@@ -143,7 +135,7 @@ func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 		return nil, false, fmt.Errorf("%w (%d)", ErrTooManySandboxes, m.config().MaxSandboxes)
 	}
 	for m.sandboxes[sb.ID] != nil || m.quarantined[sb.ID] != nil {
-		sb.ID = newID()
+		sb.ID = NewID()
 	}
 	b = m.newLiveSandbox(sb)
 	b.origin = originLabel(sb)

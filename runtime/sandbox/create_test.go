@@ -242,7 +242,7 @@ func TestTimelineHasTheProgressOfAPull(t *testing.T) {
 
 func TestMissingImageLeavesNothing(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	n.Engine.Lack("localhost/doze/base:latest")
+	n.Engine.RemoveImage("localhost/doze/base:latest")
 	_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
 	if !errors.Is(err, sandbox.ErrImageMissing) {
 		t.Fatalf("got %v", err)
@@ -254,7 +254,7 @@ func TestMissingImageLeavesNothing(t *testing.T) {
 
 func TestGuestOfAnotherProtocolIsRefused(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	n.Engine.HandleGuest(sandboxtest.Stranger)
+	n.Engine.HandleGuest(sandboxtest.UnknownGuest)
 	_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
 	var version *guest.VersionError
 	if !errors.As(err, &version) {

@@ -38,7 +38,7 @@ func hang(t *testing.T, n *sandboxtest.Node, id sandbox.ID, operation string, th
 	return in, finish
 }
 
-func TestFailedWriteThatReachedTheDiskIsTakenBack(t *testing.T) {
+func TestFailedWriteThatReachedTheDiskIsReverted(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	if _, err := n.Manager.Events(t.Context(), sb.ID, 0, 1); err != nil { // nothing else waits to be written
@@ -55,7 +55,7 @@ func TestFailedWriteThatReachedTheDiskIsTakenBack(t *testing.T) {
 	testkit.Eventually(t, "it is gone from the disk", func() bool { return len(n.Store.Record(t, sb.ID).Ports) == 0 })
 }
 
-func TestNoRoomForAContainerIsAFullDisk(t *testing.T) {
+func TestContainerWithoutDiskSpaceIsErrStoreFull(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	n.Engine.Fail("create", syscall.ENOSPC)
 	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"}); !errors.Is(err, sandbox.ErrStoreFull) {
@@ -68,7 +68,7 @@ func TestNoRoomForAContainerIsAFullDisk(t *testing.T) {
 	create(t, n.Manager, "app")
 }
 
-func TestSlowDiskDoesNotOutlastACallersContext(t *testing.T) {
+func TestSlowDiskDoesNotBlockBeyondTheContext(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
@@ -104,7 +104,7 @@ func TestSlowDiskDoesNotOutlastACallersContext(t *testing.T) {
 	}
 }
 
-func TestTimelineThatCannotBeReadIsNotWrittenOver(t *testing.T) {
+func TestUnreadableTimelineIsNotOverwritten(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
@@ -151,7 +151,7 @@ func TestListDuringARenameShowsItOnce(t *testing.T) {
 	}
 }
 
-func TestFailedHoldLeavesTheOneFromInside(t *testing.T) {
+func TestFailedHoldDoesNotEndTheGuestsHold(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)

@@ -9,8 +9,6 @@ import (
 // further behind is closed; it reads the timeline again.
 const listenerBuffer = 256
 
-type listener struct{ events chan Event }
-
 // maxErrorText bounds the error of an event and a condition, which may quote a guest.
 const maxErrorText = 1000
 
@@ -36,12 +34,12 @@ func (b *liveSandbox) emit(ev Event) {
 	if line, ok := b.lifeLine(ev); ok {
 		b.m.journal.log(line)
 	}
-	for l := range b.listeners {
+	for events := range b.listeners {
 		select {
-		case l.events <- ev:
+		case events <- ev:
 		default:
-			delete(b.listeners, l)
-			close(l.events)
+			delete(b.listeners, events)
+			close(events)
 		}
 	}
 }
@@ -50,8 +48,8 @@ func (b *liveSandbox) emit(ev Event) {
 func (b *liveSandbox) dropListeners() {
 	b.eventMu.Lock()
 	defer b.eventMu.Unlock()
-	for l := range b.listeners {
-		close(l.events)
+	for events := range b.listeners {
+		close(events)
 	}
 	clear(b.listeners)
 }
@@ -64,20 +62,20 @@ func (m *Manager) Subscribe(id ID) (<-chan Event, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	l := &listener{events: make(chan Event, listenerBuffer)}
+	events := make(chan Event, listenerBuffer)
 	b.eventMu.Lock()
 	if b.isGone() {
-		close(l.events)
+		close(events)
 	} else {
-		b.listeners[l] = struct{}{}
+		b.listeners[events] = struct{}{}
 	}
 	b.eventMu.Unlock()
-	return l.events, func() {
+	return events, func() {
 		b.eventMu.Lock()
 		defer b.eventMu.Unlock()
-		if _, ok := b.listeners[l]; ok {
-			delete(b.listeners, l)
-			close(l.events)
+		if _, ok := b.listeners[events]; ok {
+			delete(b.listeners, events)
+			close(events)
 		}
 	}, nil
 }

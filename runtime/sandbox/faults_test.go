@@ -26,7 +26,7 @@ func deafen(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 	}
 }
 
-func TestSickSandboxKeepsNoOtherFromStarting(t *testing.T) {
+func TestUnresponsiveSandboxDoesNotBlockOthersAtStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	healthy, unreachable, half := create(t, n.Manager, "healthy"), create(t, n.Manager, "deaf"), create(t, n.Manager, "half")
 	var hangs atomic.Bool
@@ -110,7 +110,7 @@ func TestSandboxThatNeitherStopsNorFreezesIsRunning(t *testing.T) {
 }
 
 // The timer of stop_after fires while the sandbox is just being woken.
-func TestStopAfterDoesNotStopWhatWasJustWoken(t *testing.T) {
+func TestStopAfterDoesNotStopAWokenSandbox(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")
@@ -245,7 +245,7 @@ func TestStopOfAVanishedContainerStops(t *testing.T) {
 	acquire(t, n.Manager, sb.ID).Release()
 }
 
-func TestStartThatIsGivenUpCanBeClosed(t *testing.T) {
+func TestManagerClosesAfterAnAbandonedStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	var ids []sandbox.ID
 	for i := range 10 { // more than are recovered concurrently
@@ -272,7 +272,7 @@ func TestStartThatIsGivenUpCanBeClosed(t *testing.T) {
 }
 
 // The folder may hold what the node's user may not remove.
-func TestTheEngineRemovesWhatASandboxLeavesInItsRunFolder(t *testing.T) {
+func TestEngineRemovesTheRunFolder(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	destroyed := create(t, n.Manager, "app")
 	litter := func(id sandbox.ID) {

@@ -59,7 +59,7 @@ func TestFeedHasTheEventsOfAllSandboxesOfAnOwner(t *testing.T) {
 	}
 }
 
-func TestFeedReportsWhatItNoLongerKeeps(t *testing.T) {
+func TestFeedReportsAGap(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")

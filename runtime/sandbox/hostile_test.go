@@ -167,7 +167,7 @@ func askAPI(t *testing.T, n *sandboxtest.Node, id sandbox.ID, d time.Duration) {
 	}
 }
 
-func TestHoldFromInsideIsAsGoodAsOneOfTheAPI(t *testing.T) {
+func TestHoldsOfTheGuestAndTheAPIAreEqual(t *testing.T) {
 	for name, hold := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID, time.Duration){"inside": holdAsSandbox, "API": askAPI} {
 		t.Run(name, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
@@ -208,7 +208,7 @@ func TestHoldFromInsideIsAsGoodAsOneOfTheAPI(t *testing.T) {
 	}
 }
 
-func TestHoldsFromInsideCostTheDiskLittle(t *testing.T) {
+func TestHoldsOfTheGuestShareWrites(t *testing.T) {
 	const holds = 200 // fewer than a subscription may be behind
 	n := sandboxtest.Open(t, nil)
 	begin := make(chan struct{})

@@ -15,7 +15,7 @@ import (
 )
 
 // A timer may fire just before the state changes, and find another one.
-func TestTimerOfOneStateDoesNothingToAnother(t *testing.T) {
+func TestLateTimerDoesNothingInAnotherState(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter, c.StopAfter = time.Hour, time.Second })
 	m := n.Manager
 	sb := create(t, m, "app")
@@ -88,13 +88,13 @@ func TestStopAfterCountsFromTheLastSleep(t *testing.T) {
 }
 
 // The retry for what was left of a container must not end its successor.
-func TestRetriedEndOfAContainerSparesTheNextOne(t *testing.T) {
+func TestRetriedStopSparesTheNextContainer(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	var stranger atomic.Bool
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if stranger.Load() {
-			sandboxtest.Stranger(w, r)
+			sandboxtest.UnknownGuest(w, r)
 		} else {
 			g.ServeHTTP(w, r)
 		}
@@ -144,7 +144,7 @@ func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
 }
 
 // A machine that stalls looks late, and what it has nothing to compare with may work.
-func TestFirstLookThatIsLateDoesNotPutWorkToSleep(t *testing.T) {
+func TestLateFirstSampleDoesNotPutABusySandboxToSleep(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
@@ -160,7 +160,7 @@ func TestFirstLookThatIsLateDoesNotPutWorkToSleep(t *testing.T) {
 }
 
 // More than a twentieth of a core counts as use, less does not.
-func TestWorkCountsAsUseAboveTheThreshold(t *testing.T) {
+func TestCPUTimeAboveTheThresholdCountsAsUse(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter = time.Hour })
 	sb := create(t, n.Manager, "app")
 	n.Manager.RunCheck(sb.ID) // from here on work is measured
@@ -191,7 +191,7 @@ func TestWorkCountsAsUseAboveTheThreshold(t *testing.T) {
 }
 
 // Whatever puts it to sleep, memory, processes and files are as before.
-func TestEveryPathToSleepEndsAlike(t *testing.T) {
+func TestEachPathToSleepHasTheSameResult(t *testing.T) {
 	for name, sleep := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
 		"idle": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 			events := subscribe(t, n.Manager, id)
@@ -238,7 +238,7 @@ func TestEveryPathToSleepEndsAlike(t *testing.T) {
 	}
 }
 
-func TestWhatFailsIsTriedAgainWithGrowingPauses(t *testing.T) {
+func TestFailedChecksAreRetriedWithBackoff(t *testing.T) {
 	for name, c := range map[string]struct {
 		fail, mend func(*testing.T, *sandboxtest.Node, sandbox.ID)
 	}{

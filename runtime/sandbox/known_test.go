@@ -10,7 +10,7 @@ import (
 )
 
 // A hostile guest may say whatever a line of its event stream takes.
-func TestWhatAGuestSaysOfProcessesIsBoundedAsWritten(t *testing.T) {
+func TestReportedProcessesAreBoundedInTheRecord(t *testing.T) {
 	for _, text := range []string{"a", "\x01", `"`, "<", "é", "\xff", "\u2028"} {
 		t.Run(fmt.Sprintf("%q", text), func(t *testing.T) {
 			long := strings.Repeat(text, 12_000/len(text))

@@ -26,7 +26,7 @@ func lifeLines(t *testing.T, n *sandboxtest.Node, id sandbox.ID) (lines []map[st
 	return lines
 }
 
-func TestLogHasALineForEachEventOfALife(t *testing.T) {
+func TestLogHasEachChangeOfState(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	if _, err := n.Manager.Sleep(t.Context(), sb.ID); err != nil {

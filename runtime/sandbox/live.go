@@ -66,7 +66,7 @@ type liveSandbox struct {
 	eventMu   sync.Mutex // held while an event is sent, so that events keep their order; guards:
 	seq       uint64     // of the newest event
 	seqLoaded bool
-	listeners map[*listener]struct{}
+	listeners map[chan Event]struct{}
 
 	updating      sync.Mutex // held through a caller's change of name, times, ports or declared processes
 	saving        sync.Mutex // held while the record is written, so that writes keep their order; guards:
@@ -92,7 +92,7 @@ func (m *Manager) newLiveSandbox(sb Sandbox) *liveSandbox {
 		transition: semaphore.NewWeighted(1),
 		made:       make(chan struct{}),
 		breaks:     rate.NewLimiter(breaksPerSecond, breaksBurst),
-		listeners:  map[*listener]struct{}{},
+		listeners:  map[chan Event]struct{}{},
 		lines:      loglimit.New(lifePerSecond, lifeBurst),
 	}
 	b.guest.SetDefaults(func() map[string]string { return m.uplink.Environment(sb.ID) })
@@ -155,6 +155,19 @@ func (b *liveSandbox) leases() int64 {
 
 // lockTransition waits until no other change of state is under way, or ctx ends.
 func (b *liveSandbox) lockTransition(ctx context.Context) error { return b.transition.Acquire(ctx, 1) }
+
+// lockUsable is lockTransition of a sandbox that is not being destroyed. Otherwise it returns
+// ErrDestroyed (wrapped).
+func (b *liveSandbox) lockUsable(ctx context.Context) error {
+	if err := b.lockTransition(ctx); err != nil {
+		return err
+	}
+	if b.isGone() {
+		b.unlockTransition()
+		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
+	}
+	return nil
+}
 
 func (b *liveSandbox) unlockTransition() { b.transition.Release(1) }
 

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -83,11 +84,11 @@ func (m *Manager) ByID(id ID) (Sandbox, bool) {
 	return b.sandbox(), true
 }
 
-// LastLog returns the last line that the sandbox's container wrote, as the
-// Engine knows it, or nothing.
+// LastLog returns the last line that the sandbox's container wrote; empty if it wrote none,
+// does not exist, or the Engine does not know.
 func (m *Manager) LastLog(ctx context.Context, id ID) string {
 	line, err := m.engine.LastLog(ctx, id)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrNoContainer) {
 		m.log.Warn("failed to read the last line of a container", "sandbox", id, "error", err)
 	}
 	return line

@@ -82,9 +82,9 @@ func subscribe(t *testing.T, m *sandbox.Manager, id sandbox.ID) <-chan sandbox.E
 	return events
 }
 
-// TestAnyOrderOfOperationsEndsWell does everything concurrently and then checks
+// TestRandomOperationsEndInAConsistentState does everything concurrently and then checks
 // that nothing is held, nothing hangs and the books agree.
-func TestAnyOrderOfOperationsEndsWell(t *testing.T) {
+func TestRandomOperationsEndInAConsistentState(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.StopGrace = time.Second })
 	m := n.Manager
 	ids := []sandbox.ID{create(t, m, "a").ID, create(t, m, "b").ID}

@@ -49,8 +49,8 @@ func randomText(n int) string {
 	return string(b)
 }
 
-// newID returns 60 random bits; the Manager checks that the id is unused.
-func newID() ID { return ID(randomText(12)) }
+// NewID returns an id of 60 random bits.
+func NewID() ID { return ID(randomText(12)) }
 
 // newPortToken returns 100 random bits, which fit a DNS label together with port and id.
 func newPortToken() string { return randomText(20) }

@@ -90,26 +90,26 @@ func (p *Port) fill() error {
 	if p.Port == 0 {
 		return &InvalidError{Field: "port", Reason: "0 is not a valid port", Want: "use 1 to 65535"}
 	}
-	p.Access = cmp.Or(p.Access, AccessToken)
-	p.Wake = cmp.Or(p.Wake, WakeNavigation)
-	p.Host = cmp.Or(p.Host, HostAuto)
-	p.Protocol = cmp.Or(p.Protocol, ProtocolAuto)
-	p.WebSocket = cmp.Or(p.WebSocket, WebSocketSleep)
-	for _, c := range []struct {
-		field, value string
-		modes        []string
-	}{
-		{"access", string(p.Access), []string{string(AccessToken), string(AccessPublic)}},
-		{"wake", string(p.Wake), []string{string(WakeAny), string(WakeNavigation), string(WakeNever)}},
-		{"host", string(p.Host), []string{string(HostAuto), string(HostRewrite), string(HostPreserve)}},
-		{"protocol", string(p.Protocol), []string{string(ProtocolAuto), string(ProtocolHTTP1), string(ProtocolH2C)}},
-		{"websocket", string(p.WebSocket), []string{string(WebSocketSleep), string(WebSocketKeepAwake)}},
-	} {
-		if !slices.Contains(c.modes, c.value) {
-			return &InvalidError{Field: c.field, Reason: fmt.Sprintf("%q is not a valid mode", clip(c.value)), Want: "use " + strings.Join(c.modes, " or ")}
-		}
+	return cmp.Or(
+		fillMode("access", &p.Access, AccessToken, AccessPublic),
+		fillMode("wake", &p.Wake, WakeNavigation, WakeAny, WakeNever),
+		fillMode("host", &p.Host, HostAuto, HostRewrite, HostPreserve),
+		fillMode("protocol", &p.Protocol, ProtocolAuto, ProtocolHTTP1, ProtocolH2C),
+		fillMode("websocket", &p.WebSocket, WebSocketSleep, WebSocketKeepAwake),
+	)
+}
+
+// fillMode sets an empty mode to the first of those that are valid, and refuses others.
+func fillMode[M ~string](field string, mode *M, valid ...M) error {
+	*mode = cmp.Or(*mode, valid[0])
+	if slices.Contains(valid, *mode) {
+		return nil
 	}
-	return nil
+	var names []string
+	for _, v := range valid {
+		names = append(names, string(v))
+	}
+	return &InvalidError{Field: field, Reason: fmt.Sprintf("%q is not a valid mode", clip(string(*mode))), Want: "use " + strings.Join(names, " or ")}
 }
 
 func (b *liveSandbox) port(port uint16) (Port, bool) { return b.view.Load().Exposed(port) }

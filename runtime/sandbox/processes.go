@@ -39,22 +39,20 @@ func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpe
 	}
 	defer lease.Release()
 	b := lease.b
-	if spec.Restart == guest.RestartNever {
-		p, err := b.startProcess(ctx, spec)
-		if err == nil {
-			b.noteProcess(p)
+	declared := spec.Restart != guest.RestartNever
+	if declared { // checked here too, so that a process that cannot be declared is not started
+		if err := mayDeclare(b.view.Load().Declared, spec); err != nil {
+			return guest.Process{}, err
 		}
-		return p, err
-	}
-	// Checked here too, so that a process that cannot be declared is not started.
-	if err := mayDeclare(b.view.Load().Declared, spec); err != nil {
-		return guest.Process{}, err
 	}
 	p, err := b.startProcess(ctx, spec)
 	if err != nil {
 		return guest.Process{}, err
 	}
 	b.noteProcess(p)
+	if !declared {
+		return p, nil
+	}
 	if err := b.declare(ctx, declaredSpec(spec, p.Name)); err != nil {
 		// Not acknowledged, so it must not run on either.
 		if _, stopErr := b.guest.StopProcess(context.WithoutCancel(ctx), p.ID, 0); stopErr != nil {
@@ -192,12 +190,6 @@ func ends(signal string) bool {
 	return false
 }
 
-// restartDeclared starts the declared processes after a cold wake. A failure is an event in
-// the timeline; the other processes start nevertheless.
-func (b *liveSandbox) restartDeclared(ctx context.Context) {
-	b.startDeclared(ctx, b.view.Load().Declared)
-}
-
 // startMissing starts the declared processes that a guest started by an earlier run of the
 // node has never had: that run ended in the middle of a cold wake. Processes that have ended
 // by themselves since then stay ended.
@@ -219,6 +211,8 @@ func (b *liveSandbox) startMissing(ctx context.Context) error {
 	return nil
 }
 
+// startDeclared starts declared processes. A failure is an event in the timeline; the other
+// processes start nevertheless.
 func (b *liveSandbox) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
 	for _, spec := range declared {
 		p, err := b.startProcess(ctx, spec)

@@ -58,7 +58,7 @@ func TestColdWakeRestartsDeclaredProcesses(t *testing.T) {
 	}
 }
 
-func TestExitCodeOfAProcessIsNeverInvented(t *testing.T) {
+func TestUnknownExitCodeIsNotReported(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	events := subscribe(t, m, sb.ID)
@@ -162,7 +162,7 @@ func TestProcessThatWaitsForItsRestartCanBeEnded(t *testing.T) {
 	}
 }
 
-func TestSignalToWhatHasEndedEndsNothing(t *testing.T) {
+func TestSignalToAnEndedProcessChangesNothing(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	events := subscribe(t, m, sb.ID)

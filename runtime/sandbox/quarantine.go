@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -35,19 +34,19 @@ type Quarantined struct {
 	Problem string
 }
 
-// quarantined is a Quarantined in memory.
+// quarantined is an entry of the quarantine in memory.
 type quarantined struct {
-	ID        ID
+	id        ID
 	origin    origin // zero when unknown
 	imageRef  string
 	createdAt time.Time
 	lock      *semaphore.Weighted // held during a stop, an adoption or a removal
 
 	// Written with lock and Manager.mu held, read with either of them:
-	container bool
-	running   bool // its container may run, or its cgroup be there
-	problem   string
-	removal   string // why a removal failed
+	container    bool
+	running      bool   // its container may run, or its cgroup exist
+	stopError    string // of the last stop
+	removalError string // of the last removal
 }
 
 // quarantineUnknown quarantines, at start, the containers and run folders that no
@@ -58,7 +57,7 @@ func (m *Manager) quarantineUnknown(sandboxes map[ID]*liveSandbox, containers []
 		if sandboxes[c.ID] != nil {
 			continue
 		}
-		q := &quarantined{ID: c.ID, imageRef: c.ImageRef, createdAt: c.CreatedAt, container: true, lock: semaphore.NewWeighted(1),
+		q := &quarantined{id: c.ID, imageRef: c.ImageRef, createdAt: c.CreatedAt, container: true, lock: semaphore.NewWeighted(1),
 			running: c.State == ContainerRunning || c.State == ContainerPaused}
 		noted, err := m.origins.read(c.ID, c.Origin)
 		if err != nil {
@@ -76,7 +75,7 @@ func (m *Manager) quarantineUnknown(sandboxes map[ID]*liveSandbox, containers []
 	for _, e := range entries {
 		id := ID(e.Name())
 		if e.IsDir() && IsID(e.Name()) && sandboxes[id] == nil && found[id] == nil {
-			found[id] = &quarantined{ID: id, lock: semaphore.NewWeighted(1)}
+			found[id] = &quarantined{id: id, lock: semaphore.NewWeighted(1)}
 		}
 	}
 	m.mu.Lock()
@@ -110,16 +109,12 @@ func (m *Manager) listQuarantined() []Quarantined {
 	defer m.mu.RUnlock()
 	list := make([]Quarantined, 0, len(m.quarantined))
 	for _, q := range m.quarantined {
-		created := q.origin.CreatedAt
-		if created.IsZero() {
-			created = q.createdAt
-		}
 		list = append(list, Quarantined{
-			ID: q.ID, Name: q.origin.Name, Owner: q.origin.Owner, Image: cmp.Or(q.origin.Image, q.imageRef), Size: q.origin.Size,
-			CreatedAt: created, Container: q.container, Problem: cmp.Or(q.removal, q.problem),
+			ID: q.id, Name: q.origin.Name, Owner: q.origin.Owner, Image: cmp.Or(q.origin.Image, q.imageRef), Size: q.origin.Size,
+			CreatedAt: cmp.Or(q.origin.CreatedAt, q.createdAt), Container: q.container, Problem: cmp.Or(q.removalError, q.stopError),
 		})
 	}
-	slices.SortFunc(list, func(a, b Quarantined) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	slices.SortFunc(list, func(a, b Quarantined) int { return cmp.Compare(a.ID, b.ID) })
 	return list
 }
 
@@ -138,7 +133,7 @@ func (m *Manager) stopAllQuarantined() {
 			defer slots.Release(1)
 			stop := func(ctx context.Context) error { return m.stopQuarantined(ctx, q) }
 			if err := stop(ctx); err != nil {
-				m.retry(OperationStop, q.ID, err, stop)
+				m.retry(OperationStop, q.id, err, stop)
 			}
 		})
 	}
@@ -150,7 +145,7 @@ func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err erro
 		return err
 	}
 	defer q.lock.Release(1)
-	if m.quarantinedByID(q.ID) != q || !q.running {
+	if m.quarantinedByID(q.id) != q || !q.running {
 		return nil // adopted or removed meanwhile
 	}
 	grace := m.config().StopGrace
@@ -159,23 +154,23 @@ func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err erro
 	defer func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		q.problem = ""
+		q.stopError = ""
 		if err != nil {
-			q.problem = cutText(err.Error(), maxErrorText)
+			q.stopError = cutText(err.Error(), maxErrorText)
 		}
 	}()
-	m.uplink.Detach(q.ID)
-	m.network.Forget(q.ID)
-	if _, err := m.freezer.Prepare(q.ID, m.limitsOf(q.origin.Size)); err != nil {
-		return fmt.Errorf("prepare the cgroup of %s: %w", q.ID, err)
+	m.uplink.Detach(q.id)
+	m.network.Forget(q.id)
+	if _, err := m.freezer.Prepare(q.id, m.limitsOf(q.origin.Size)); err != nil {
+		return fmt.Errorf("prepare the cgroup of %s: %w", q.id, err)
 	}
-	if err := m.freezer.Thaw(ctx, q.ID); err != nil {
-		return fmt.Errorf("thaw %s: %w", q.ID, err)
+	if err := m.freezer.Thaw(ctx, q.id); err != nil {
+		return fmt.Errorf("thaw %s: %w", q.id, err)
 	}
-	if err := m.engine.Stop(ctx, q.ID, grace); err != nil && !errors.Is(err, ErrNoContainer) {
-		return fmt.Errorf("stop %s: %w", q.ID, err)
+	if err := m.engine.Stop(ctx, q.id, grace); err != nil && !errors.Is(err, ErrNoContainer) {
+		return fmt.Errorf("stop %s: %w", q.id, err)
 	}
-	if err := m.freezer.Remove(q.ID); err != nil {
+	if err := m.freezer.Remove(q.id); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -271,21 +266,21 @@ func (m *Manager) addAdopted(b *liveSandbox) error {
 // rebuild returns the record of a sandbox in quarantine.
 func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
 	if !q.container {
-		return Sandbox{}, &InvalidError{Field: "id", Reason: fmt.Sprintf("%s has no container, only a run folder", q.ID), Want: "it can only be removed"}
+		return Sandbox{}, &InvalidError{Field: "id", Reason: fmt.Sprintf("%s has no container, only a run folder", q.id), Want: "it can only be removed"}
 	}
 	cfg := m.config()
 	now := time.Now().UTC()
 	o := q.origin
 	known := o.Name != ""
 	sb := Sandbox{
-		ID: q.ID, Owner: owner, Name: cmp.Or(name, o.Name), Image: cmp.Or(o.Image, q.imageRef), ImageRef: cmp.Or(o.ImageRef, q.imageRef),
+		ID: q.id, Owner: owner, Name: cmp.Or(name, o.Name), Image: cmp.Or(o.Image, q.imageRef), ImageRef: cmp.Or(o.ImageRef, q.imageRef),
 		Size: o.Size, Env: o.Env, Labels: o.Labels, SleepAfter: o.SleepAfter, StopAfter: o.StopAfter, CreatedAt: o.CreatedAt,
 		Ports: o.Ports, Declared: o.Declared, Processes: declaredProcesses(o.Declared),
 		State: StateStopped, StateReason: ReasonAdopted, StateSince: now, LastActiveAt: now,
 		StartedAt: now, // some time before: its container exists
 	}
 	if sb.Name == "" {
-		return Sandbox{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("the container of %s has no name in its label", q.ID), Want: "choose one"}
+		return Sandbox{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("the container of %s has no name in its label", q.id), Want: "choose one"}
 	}
 	if _, ok := cfg.Sizes[sb.Size]; !ok {
 		sb.Size = cfg.DefaultSize
@@ -323,7 +318,7 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 			if err != nil {
 				m.mu.Lock()
 				defer m.mu.Unlock()
-				q.removal = cutText(err.Error(), maxErrorText)
+				q.removalError = cutText(err.Error(), maxErrorText)
 			}
 		}()
 		m.uplink.Detach(id)
@@ -332,7 +327,7 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 			return fmt.Errorf("remove the container of %s: %w", id, err)
 		}
 		m.mu.Lock()
-		q.container, q.running, q.problem = false, false, ""
+		q.container, q.running, q.stopError = false, false, ""
 		m.mu.Unlock()
 		if err := m.freezer.Remove(id); err != nil {
 			return err
@@ -345,7 +340,7 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 		}
 		m.uplink.Forget(id)
 		m.mu.Lock()
-		delete(m.quarantined, q.ID)
+		delete(m.quarantined, q.id)
 		m.mu.Unlock()
 		m.log.Info("removed a container from quarantine", "sandbox", id, "sandbox_name", q.origin.Name)
 		return nil

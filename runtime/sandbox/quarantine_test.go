@@ -97,7 +97,7 @@ func TestSandboxWithoutARecordIsKeptAndCanBeAdopted(t *testing.T) {
 	}
 }
 
-func TestWhatIsInQuarantineIsRemovedWhenAsked(t *testing.T) {
+func TestQuarantinedContainerIsRemovedOnRequest(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	a, b := create(t, n.Manager, "a"), create(t, n.Manager, "b")
 	n.Engine.Fail("stop", syscall.EIO)
@@ -133,7 +133,7 @@ func TestWhatIsInQuarantineIsRemovedWhenAsked(t *testing.T) {
 }
 
 // Containers in quarantine are stopped some at a time, and the node serves meanwhile.
-func TestContainerThatIsAdoptedBeforeItIsStoppedIsStopped(t *testing.T) {
+func TestContainerAdoptedBeforeItsStopIsStopped(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	var ids []sandbox.ID
 	for i := range sandbox.Recoverers + 1 {
@@ -167,7 +167,7 @@ func TestContainerThatIsAdoptedBeforeItIsStoppedIsStopped(t *testing.T) {
 	}
 }
 
-func TestRemovalFromQuarantineThatFailedHalfWayLeavesNothingToAdopt(t *testing.T) {
+func TestPartialRemovalFromQuarantinePreventsAdoption(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	if err := os.WriteFile(filepath.Join(n.RunDir(sb.ID), "file"), nil, 0o600); err != nil {
@@ -195,7 +195,7 @@ func TestRemovalFromQuarantineThatFailedHalfWayLeavesNothingToAdopt(t *testing.T
 	}
 }
 
-func TestAdoptRefusesWhatItCannotDo(t *testing.T) {
+func TestAdoptRefusesInvalidRequests(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	const old, folder = sandbox.ID("madebefore00"), sandbox.ID("onlyafolder0")
@@ -316,7 +316,7 @@ func TestOlderCopyOfTheStoreRemovesNoUnfinishedCreation(t *testing.T) {
 
 // A copy of the store that is not known to be older, as after a loss of power, may call a
 // creation unfinished that was acknowledged since.
-func TestSandboxThatWasAcknowledgedIsNeverTakenForAnUnfinishedCreation(t *testing.T) {
+func TestAcknowledgedCreationIsNotRemovedAtStart(t *testing.T) {
 	for _, state := range []sandbox.State{sandbox.StateRunning, sandbox.StateAsleep, sandbox.StateStopped} {
 		t.Run(string(state), func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)

@@ -89,7 +89,7 @@ func TestShutdownSleepsAndTheNextStartResumes(t *testing.T) {
 	}
 }
 
-func TestHoldDecidesOnlyForWhatRan(t *testing.T) {
+func TestHoldResumesOnlySandboxesThatRan(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	held, free, asleep := create(t, m, "held"), create(t, m, "free"), create(t, m, "asleep")
@@ -165,7 +165,7 @@ func TestLostFilesAreReportedWheneverTheContainerVanished(t *testing.T) {
 	}
 }
 
-func TestSizeThatWasTakenAwayKeepsItsLimits(t *testing.T) {
+func TestSandboxOfARemovedSizeKeepsItsLimits(t *testing.T) {
 	var cfg sandbox.Config
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { cfg = *c })
 	m := n.Manager

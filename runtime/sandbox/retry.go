@@ -1,10 +1,10 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 )
@@ -141,10 +141,7 @@ func (r *retries) list() []PendingOperation {
 		list = append(list, p.PendingOperation)
 	}
 	slices.SortFunc(list, func(a, b PendingOperation) int {
-		if c := a.Since.Compare(b.Since); c != 0 {
-			return c
-		}
-		return strings.Compare(string(a.ID), string(b.ID))
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID))
 	})
 	return list
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-func TestDestructionThatFailedIsTriedAgainUntilNothingIsLeft(t *testing.T) {
+func TestFailedDestructionIsRetriedUntilNothingIsLeft(t *testing.T) {
 	for name, begin := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
 		"asked for": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 			if err := n.Manager.Destroy(t.Context(), id); !errors.Is(err, syscall.EIO) {
@@ -57,7 +57,7 @@ func TestDestructionThatFailedIsTriedAgainUntilNothingIsLeft(t *testing.T) {
 	}
 }
 
-func TestDestroyingAgainEndsThePendingOne(t *testing.T) {
+func TestDestroyEndsThePendingRetry(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	n.Engine.Fail("remove", syscall.EIO)
@@ -73,7 +73,7 @@ func TestDestroyingAgainEndsThePendingOne(t *testing.T) {
 	}
 }
 
-func TestFailedCreationAndStopInQuarantineAreTriedAgain(t *testing.T) {
+func TestFailedCreationAndStopInQuarantineAreRetried(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	n.Engine.Fail("start", syscall.EIO)
 	n.Engine.Fail("remove", syscall.EIO)

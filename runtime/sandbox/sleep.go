@@ -71,13 +71,10 @@ func (b *liveSandbox) trim(ctx context.Context) {
 // shutdown. It checks that no lease is held and closes the sandbox in one atomic step;
 // requests that arrive afterwards wait for the transition lock and wake it again.
 func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) error {
-	if err := b.lockTransition(ctx); err != nil {
+	if err := b.lockUsable(ctx); err != nil {
 		return err
 	}
 	defer b.unlockTransition()
-	if b.isGone() {
-		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
-	}
 	if b.state() != StateRunning {
 		if how == modeRequested || how == modeForced {
 			b.endHold()
@@ -178,13 +175,10 @@ func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason)
 const stopSlack = 30 * time.Second
 
 func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) error {
-	if err := b.lockTransition(ctx); err != nil {
+	if err := b.lockUsable(ctx); err != nil {
 		return err
 	}
 	defer b.unlockTransition()
-	if b.isGone() {
-		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
-	}
 	// It may have been woken while this waited for the lock.
 	if how == modeIdle && (b.state() != StateAsleep || b.stopIn() > 0) {
 		return errNotIdle
@@ -291,14 +285,13 @@ func (b *liveSandbox) kill(ctx context.Context, grace time.Duration) {
 
 // endLeftover is kill for a sandbox that may have been woken meanwhile.
 func (b *liveSandbox) endLeftover(ctx context.Context) error {
-	if err := b.lockTransition(ctx); err != nil {
+	if err := b.lockUsable(ctx); err != nil {
 		return err
 	}
 	defer b.unlockTransition()
-	if b.isGone() || b.state() != StateStopped || !b.leftover.Load() {
-		return nil
+	if b.state() == StateStopped && b.leftover.Load() {
+		b.kill(ctx, 0)
 	}
-	b.kill(ctx, 0)
 	return nil
 }
 

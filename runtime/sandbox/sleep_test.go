@@ -16,7 +16,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-func TestFailedFreezeLeavesItRunning(t *testing.T) {
+func TestFailedFreezeLeavesTheSandboxRunning(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	n.Freezer.Fail(errors.New("device busy"), nil)
@@ -30,7 +30,7 @@ func TestFailedFreezeLeavesItRunning(t *testing.T) {
 }
 
 // As with a process that waits for a disk that does not respond.
-func TestSandboxThatDoesNotFreezeGoesOn(t *testing.T) {
+func TestSandboxThatDoesNotFreezeKeepsRunning(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
@@ -102,7 +102,7 @@ func TestSandboxIsFrozenAlthoughItsGuestDoesNotTrim(t *testing.T) {
 	}
 }
 
-func TestWhatKeepsAwakeDoesSoWhileTheIdleRuleFreezes(t *testing.T) {
+func TestUseDuringAnIdleFreezeKeepsAwake(t *testing.T) {
 	for name, keepAwake := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
 		"a hold": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) { askAPI(t, n, id, time.Hour) },
 		"no sleep_after": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
@@ -241,7 +241,7 @@ func TestIdleSandboxSleepsThenStops(t *testing.T) {
 	lease.Release()
 }
 
-func TestWorkKeepsAwake(t *testing.T) {
+func TestCPUTimeKeepsAwake(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)

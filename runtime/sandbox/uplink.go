@@ -54,11 +54,11 @@ func (b *liveSandbox) noteAttached(err error) {
 
 // reattach is attach for a sandbox that is still cut off.
 func (b *liveSandbox) reattach(ctx context.Context) error {
-	if err := b.lockTransition(ctx); err != nil {
+	if err := b.lockUsable(ctx); err != nil {
 		return err
 	}
 	defer b.unlockTransition()
-	if b.cutOff.Load() && !b.isGone() {
+	if b.cutOff.Load() {
 		b.noteAttached(b.attach(ctx))
 	}
 	return nil
@@ -110,11 +110,11 @@ func (b *liveSandbox) trustUplink(ctx context.Context) {
 
 // renewTrust is trustUplink for a running sandbox.
 func (b *liveSandbox) renewTrust(ctx context.Context) error {
-	if err := b.lockTransition(ctx); err != nil {
+	if err := b.lockUsable(ctx); err != nil {
 		return err
 	}
 	defer b.unlockTransition()
-	if b.state() == StateRunning && !b.isGone() {
+	if b.state() == StateRunning {
 		b.trustUplink(ctx)
 	}
 	return nil

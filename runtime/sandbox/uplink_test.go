@@ -170,7 +170,7 @@ func TestDestroyEndsAnAttachment(t *testing.T) {
 	}
 }
 
-func TestWhatCouldNotBeForgottenIsForgottenAtTheNextStart(t *testing.T) {
+func TestFailedForgetIsRepeatedAtTheNextStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	gone, stopped := create(t, n.Manager, "gone"), create(t, n.Manager, "stopped")
 	mustStop(t, n.Manager, stopped.ID)
@@ -217,7 +217,7 @@ func TestAdoptedSandboxesAreAttachedAgain(t *testing.T) {
 	}
 }
 
-func TestAdoptedSandboxThatCannotBeAttachedIsKeptAndTriedAgain(t *testing.T) {
+func TestFailedAttachmentOfAnAdoptedSandboxIsRetried(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	running, asleep, stopped := create(t, n.Manager, "running"), create(t, n.Manager, "asleep"), create(t, n.Manager, "stopped")
 	mustSleep(t, n.Manager, asleep.ID)
@@ -251,9 +251,9 @@ func TestAdoptedSandboxThatCannotBeAttachedIsKeptAndTriedAgain(t *testing.T) {
 	}
 }
 
-func TestSandboxThatIsGivenUpIsDetached(t *testing.T) {
+func TestUnusableSandboxIsDetached(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	n.Engine.HandleGuest(sandboxtest.Stranger)
+	n.Engine.HandleGuest(sandboxtest.UnknownGuest)
 	_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "stranger"})
 	var version *guest.VersionError
 	if !errors.As(err, &version) {
@@ -263,7 +263,7 @@ func TestSandboxThatIsGivenUpIsDetached(t *testing.T) {
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strange.Load() {
-			sandboxtest.Stranger(w, r)
+			sandboxtest.UnknownGuest(w, r)
 			return
 		}
 		g.ServeHTTP(w, r)
@@ -274,7 +274,7 @@ func TestSandboxThatIsGivenUpIsDetached(t *testing.T) {
 	testkit.Eventually(t, "it is detached", func() bool { return n.Uplink.Attached(sb.ID) == 0 })
 }
 
-func TestBytesFromUpstreamRouseWhatSleepsAndStartNothing(t *testing.T) {
+func TestRouseWakesSleepingSandboxesAndStartsNone(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")
@@ -306,7 +306,7 @@ func TestBytesFromUpstreamRouseWhatSleepsAndStartNothing(t *testing.T) {
 	}
 }
 
-func TestRouseOfWhatDiedAsleepStartsNothing(t *testing.T) {
+func TestRouseOfASandboxThatDiedAsleepStartsNothing(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
@@ -380,7 +380,7 @@ func TestAcquireTooLateForAWarmWakeStartsAnother(t *testing.T) {
 	}
 }
 
-func TestEnvironmentOfTheUplinkIsTheLowest(t *testing.T) {
+func TestEnvironmentOfTheUplinkHasTheLowestPrecedence(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	n.Uplink.SetEnvironment(map[string]string{"DOZE_ONE": "uplink", "DOZE_TWO": "uplink"})
@@ -570,7 +570,7 @@ func TestSandboxThatCannotTrustTheUplinkRunsWithACondition(t *testing.T) {
 	g.newTrusts()
 	n.Manager.RunCheck(sb.ID)
 	if got := g.newTrusts(); len(got) > 0 {
-		t.Error("it is asked again and again")
+		t.Error("the same run of the guest got the CA twice")
 	}
 	g.fail.Store(nil)
 	mustStop(t, n.Manager, sb.ID)

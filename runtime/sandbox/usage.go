@@ -18,13 +18,10 @@ func (m *Manager) Usage(ctx context.Context, id ID) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	return b.usage(ctx), nil
-}
-
-func (b *liveSandbox) usage(ctx context.Context) (u Usage) {
-	u.CPU, _ = b.m.freezer.CPUTime(ctx, b.id)
+	var u Usage
+	u.CPU, _ = m.freezer.CPUTime(ctx, id)
 	if b.pid.Load() != 0 {
-		u.Memory, _ = b.m.freezer.Memory(ctx, b.id)
+		u.Memory, _ = m.freezer.Memory(ctx, id)
 	}
-	return u
+	return u, nil
 }

@@ -260,20 +260,16 @@ func (b *liveSandbox) coldStart(ctx context.Context) error {
 	}
 	b.trustUplink(ctx)
 	if !ranOn {
-		b.restartDeclared(ctx)
+		b.startDeclared(ctx, b.view.Load().Declared)
 	}
 	return nil
 }
 
-// lastLog returns the last line of the container, also when ctx has ended.
+// lastLog is Manager.LastLog, also when ctx has ended.
 func (b *liveSandbox) lastLog(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	line, err := b.m.engine.LastLog(ctx, b.id)
-	if err != nil && !errors.Is(err, ErrNoContainer) {
-		b.m.log.Warn("failed to read the last line of a container", "sandbox", b.id, "error", err)
-	}
-	return line
+	return b.m.LastLog(ctx, b.id)
 }
 
 // limits returns the limits of the sandbox's size. If the size is no longer configured, the

@@ -160,7 +160,7 @@ func TestFailedWakeFailsItsWaitersWithTheLastLogLine(t *testing.T) {
 	acquire(t, n.Manager, sb.ID).Release()
 }
 
-func TestErrorOfAWakeThatTakesTooLongHasTheLastLogLine(t *testing.T) {
+func TestTimeoutOfAWakeHasTheLastLogLine(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.WakeTimeout = 200 * time.Millisecond })
 	sb := create(t, n.Manager, "app")
 	mustStop(t, n.Manager, sb.ID)

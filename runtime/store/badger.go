@@ -4,7 +4,6 @@ package store
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -211,8 +210,6 @@ func badgerOptions(dir string, log *slog.Logger, t tuning) badger.Options {
 		WithValueLogFileSize(1 << 20)
 }
 
-const nodeIDLen = 12
-
 // load reads the node's id and the count of commits. In a new store it creates the id.
 func (s *Badger) load() error {
 	var commits uint64
@@ -229,7 +226,7 @@ func (s *Badger) load() error {
 	if err := s.db.View(onlyEmpty); err != nil {
 		return err
 	}
-	s.nodeID = newNodeID()
+	s.nodeID = string(sandbox.NewID())
 	return putNodeID(s.db, s.nodeID)
 }
 
@@ -261,17 +258,6 @@ func putNodeID(db *badger.DB, id string) error {
 		return err
 	}
 	return db.Sync()
-}
-
-// newNodeID returns 60 random bits in lower-case base 32.
-func newNodeID() string {
-	const digits = "abcdefghijklmnopqrstuvwxyz234567"
-	var b [nodeIDLen]byte
-	rand.Read(b[:]) // never fails
-	for i := range b {
-		b[i] = digits[b[i]%32]
-	}
-	return string(b[:])
 }
 
 // NodeID implements sandbox.Store.

@@ -7,13 +7,15 @@ import (
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
+
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // Reset moves the store in dir aside, to a folder next to it whose path it returns, and
 // creates an empty one for the same node. It returns ErrInUse (wrapped) if a node has the
 // store open. If it fails after the move, it returns the path as well.
 func Reset(dir, nodeID string) (aside string, err error) {
-	if len(nodeID) != nodeIDLen {
+	if !sandbox.IsID(nodeID) {
 		return "", fmt.Errorf("invalid node id %q", nodeID)
 	}
 	if err := InUse(dir); err != nil {

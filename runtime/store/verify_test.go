@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
+
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // written returns a folder with a store of several tables and, unless closed, a log. No
@@ -343,7 +345,7 @@ func TestStoreMustBelongToTheNode(t *testing.T) {
 	} else if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := open(dir, newNodeID(), nil, small); err == nil || !strings.Contains(err.Error(), id) {
+	if _, err := open(dir, string(sandbox.NewID()), nil, small); err == nil || !strings.Contains(err.Error(), id) {
 		t.Errorf("of another node: %v", err)
 	}
 	var damage *DamageError

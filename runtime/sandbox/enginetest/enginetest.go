@@ -1,4 +1,4 @@
-// Package enginetest is what every sandbox.Engine must do.
+// Package enginetest is the conformance suite of sandbox.Engine.
 package enginetest
 
 import (
@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,15 +24,14 @@ type System struct {
 	Other sandbox.Engine
 	// Image is present. MissingImage is not and cannot be pulled.
 	Image, MissingImage string
-	// Spec is of a container whose first process runs until it is signaled to end,
-	// and which has whatever folder and cgroup it needs. The id is new.
+	// Spec describes a container whose first process runs until it is signaled to end,
+	// and makes the folder and the cgroup that it needs. The id is new.
 	Spec func(t testing.TB, id sandbox.ID) sandbox.ContainerSpec
-	// Crash kills the first process of a running container behind the engine's
-	// back.
+	// Crash kills the first process of a running container without the engine.
 	Crash func(t testing.TB, c sandbox.Container)
-	// Litter makes a file in a folder in dir, which is the run folder of a
+	// MakeFile makes a file in a folder in dir, which is the run folder of a
 	// running container, as the container's root does.
-	Litter func(t testing.TB, c sandbox.Container, dir string)
+	MakeFile func(t testing.TB, c sandbox.Container, dir string)
 	// ProcessLimit is how many processes a running container may have.
 	ProcessLimit func(t testing.TB, c sandbox.Container) int64
 }
@@ -42,7 +40,7 @@ type System struct {
 // just been started may not listen yet.
 const grace = time.Second
 
-// limits of containers where a test is not about them.
+// limits of containers in tests of other behavior.
 var limits = sandbox.Limits{PIDs: 64}
 
 // Run runs the suite. Each test opens a System of its own, which ends by
@@ -52,30 +50,28 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		name string
 		test func(*suite)
 	}{
-		{"PingAnswers", ping},
-		{"ImageThatIsThereNeedsNothing", imagePresent},
+		{"PingReturnsNil", ping},
+		{"PresentImageIsNotPulled", imagePresent},
 		{"MissingImageIsAnError", imageMissing},
 		{"ContainerRunsFromStartToStop", lifecycle},
 		{"StoppedContainerStartsAgain", startAgain},
 		{"EachStartSetsTheLimitOfProcesses", processLimit},
-		{"EverythingIsIdempotent", idempotent},
+		{"CallsAreIdempotent", idempotent},
 		{"UnknownContainersAreErrors", unknown},
-		{"CrashIsSeenAndStartRecovers", crash},
+		{"CrashedContainerIsExitedAndStartsAgain", crash},
 		{"RemoveEndsARunningContainer", removeRunning},
-		{"RemoveEndsOneThatIsJustDying", removeDying},
-		{"FoldersGoWithWhatContainersPutThere", removeFolder},
-		{"ListIsOfThisNodeAlone", listOwn},
+		{"RemoveEndsACrashingContainer", removeDying},
+		{"RemoveFolderRemovesFilesOfContainers", removeFolder},
+		{"ListHasContainersOfThisNodeOnly", listOwn},
 		{"OriginIsStoredWithTheContainer", storesOrigin},
 		{"OtherNodesContainersAreUnknown", othersUnknown},
-		{"IDCanComeAgainAfterRemove", again},
-		{"ManyContainersAtOnce", many},
-		{"ManyStartsOfOneContainerGiveOneProcess", startAtOnce},
+		{"IDIsReusableAfterRemove", again},
+		{"ManyContainersRunConcurrently", many},
+		{"ConcurrentStartsOfAContainerStartOneProcess", startAtOnce},
 		{"EndedContextEndsTheCall", endedContext},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-			t.Cleanup(cancel)
-			c.test(&suite{T: t, System: open(t), ctx: ctx})
+			c.test(&suite{T: t, ctx: testkit.Context(t), System: open(t)})
 		})
 	}
 }
@@ -86,20 +82,10 @@ type suite struct {
 	ctx context.Context
 }
 
-// NewID is unlikely to equal the id of another container on the machine.
-func NewID() sandbox.ID {
-	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-	id := []byte("et")
-	for len(id) < 12 {
-		id = append(id, letters[rand.IntN(len(letters))])
-	}
-	return sandbox.ID(id)
-}
-
-// create makes a container, not started, which goes with the test.
+// create makes a container, not started, which is removed with the test.
 func (s *suite) create() sandbox.ID {
 	s.Helper()
-	id := NewID()
+	id := sandbox.NewID()
 	s.createAs(id)
 	return id
 }
@@ -111,7 +97,7 @@ func (s *suite) createAs(id sandbox.ID) {
 	}
 }
 
-// spec is of a container that goes with the test, before what Spec made for it.
+// spec describes a container that is removed with the test, before the results of Spec.
 func (s *suite) spec(id sandbox.ID) sandbox.ContainerSpec {
 	s.Helper()
 	spec := s.Spec(s, id)
@@ -125,7 +111,7 @@ func (s *suite) spec(id sandbox.ID) sandbox.ContainerSpec {
 	return spec
 }
 
-// start starts a container and checks what came of it.
+// start starts a container and checks the result.
 func (s *suite) start(id sandbox.ID) sandbox.Container {
 	s.Helper()
 	return s.startWithin(id, limits)
@@ -164,10 +150,10 @@ func (s *suite) inspect(id sandbox.ID, want sandbox.ContainerState) sandbox.Cont
 		s.Fatalf("Inspect: %v", err)
 	}
 	if c.ID != id || c.State != want {
-		s.Fatalf("Inspect says %+v, want %s", c, want)
+		s.Fatalf("Inspect returned %+v, want %s", c, want)
 	}
 	if runs := want == sandbox.ContainerRunning || want == sandbox.ContainerPaused; runs != (c.PID > 0) {
-		s.Fatalf("Inspect gives PID %d for a container that is %s", c.PID, want)
+		s.Fatalf("Inspect returned PID %d for a container that is %s", c.PID, want)
 	}
 	return c
 }
@@ -175,7 +161,7 @@ func (s *suite) inspect(id sandbox.ID, want sandbox.ContainerState) sandbox.Cont
 func (s *suite) gone(id sandbox.ID) {
 	s.Helper()
 	if c, err := s.Engine.Inspect(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
-		s.Fatalf("Inspect says %+v, %v; want ErrNoContainer", c, err)
+		s.Fatalf("Inspect returned %+v, %v; want ErrNoContainer", c, err)
 	}
 	if _, listed := s.listed(s.Engine)[id]; listed {
 		s.Fatalf("List still has %s", id)
@@ -261,10 +247,10 @@ func startAgain(s *suite) {
 
 func processLimit(s *suite) {
 	id := s.create()
-	for _, most := range []int64{64, 32, 96} { // as its size is changed
+	for _, most := range []int64{64, 32, 96} { // as after changes of its size
 		c := s.startWithin(id, sandbox.Limits{PIDs: most})
 		if got := s.ProcessLimit(s, c); got != most {
-			s.Errorf("it may have %d processes, want %d", got, most)
+			s.Errorf("the limit is %d processes, want %d", got, most)
 		}
 		s.stop(id)
 	}
@@ -295,7 +281,7 @@ func idempotent(s *suite) {
 }
 
 func unknown(s *suite) {
-	id := NewID()
+	id := sandbox.NewID()
 	if _, err := s.Engine.Start(s.ctx, id, limits); !errors.Is(err, sandbox.ErrNoContainer) {
 		s.Errorf("Start: %v, want ErrNoContainer", err)
 	}
@@ -313,19 +299,16 @@ func crash(s *suite) {
 	}
 }
 
-// await waits until the engine has seen what happened to the container.
+// await waits until the engine reports that state of the container.
 func (s *suite) await(id sandbox.ID, want sandbox.ContainerState) {
 	s.Helper()
-	for {
+	testkit.Eventually(s, "the container is "+string(want), func() bool {
 		c, err := s.Engine.Inspect(s.ctx, id)
 		if err != nil {
 			s.Fatalf("Inspect: %v", err)
 		}
-		if c.State == want {
-			return
-		}
-		time.Sleep(time.Millisecond) // between looks
-	}
+		return c.State == want
+	})
 }
 
 func removeRunning(s *suite) {
@@ -345,12 +328,12 @@ func removeDying(s *suite) {
 }
 
 func removeFolder(s *suite) {
-	id := NewID()
+	id := sandbox.NewID()
 	spec := s.spec(id)
 	if err := s.Engine.Create(s.ctx, spec); err != nil {
 		s.Fatal(err)
 	}
-	s.Litter(s, s.start(id), spec.RunDir)
+	s.MakeFile(s, s.start(id), spec.RunDir)
 	s.remove(id)
 	for range 2 {
 		if err := s.Engine.RemoveFolder(s.ctx, spec.RunDir); err != nil {
@@ -366,7 +349,7 @@ func removeFolder(s *suite) {
 }
 
 func storesOrigin(s *suite) {
-	spec := s.spec(NewID())
+	spec := s.spec(sandbox.NewID())
 	spec.Origin = `{"name":"app","env":{"A":"'\"$\n","B":"` + strings.Repeat("ü", 32<<10) + `"}}`
 	if err := s.Engine.Create(s.ctx, spec); err != nil {
 		s.Fatalf("Create: %v", err)
@@ -430,7 +413,7 @@ func many(s *suite) {
 	var group sync.WaitGroup
 	errs := make(chan error, count)
 	for range count {
-		spec := s.spec(NewID())
+		spec := s.spec(sandbox.NewID())
 		group.Go(func() { errs <- s.runThrough(spec) })
 	}
 	group.Wait()
@@ -445,7 +428,8 @@ func many(s *suite) {
 	}
 }
 
-// runThrough is a container's whole life, without s.Fatal: it runs concurrently.
+// runThrough creates, starts, stops and removes a container, without s.Fatal: it runs
+// concurrently.
 func (s *suite) runThrough(spec sandbox.ContainerSpec) error {
 	if err := s.Engine.Create(s.ctx, spec); err != nil {
 		return err

@@ -1,4 +1,4 @@
-// Package freezertest is what every sandbox.Freezer must do.
+// Package freezertest is the conformance suite of sandbox.Freezer.
 package freezertest
 
 import (
@@ -12,8 +12,8 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// System is a Freezer with something that it can freeze. Ids given to it are
-// new: nothing is known of them before Prepare.
+// System is a Freezer with processes that it can freeze. It gets new ids, which are unknown
+// before Prepare.
 type System struct {
 	Freezer sandbox.Freezer
 	// Start runs a counter in a sandbox that was prepared, with the parent that
@@ -21,12 +21,11 @@ type System struct {
 	Start func(t testing.TB, id sandbox.ID, cgroupParent string) Counter
 }
 
-// Counter is a process, or what stands for one, that does nothing but count as
-// long as it may run.
+// Counter is a process, or a substitute, that only counts while it may run.
 type Counter interface {
 	Count() uint64
-	// Stop ends it and waits until it is gone, frozen or not. Idempotent; the
-	// suite calls it always.
+	// Stop ends it and waits until it has ended, frozen or not. Idempotent; the suite
+	// always calls it.
 	Stop()
 }
 
@@ -40,19 +39,17 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"FreezeStopsEveryProcessAndThawResumesIt", freezeAndThaw},
 		{"FreezeLeavesOtherSandboxesRunning", othersRun},
 		{"FreezeAndThawAreIdempotent", idempotent},
-		{"PrepareAgainKeepsTheSandboxAsItIs", prepareAgain},
+		{"PrepareAgainLeavesTheSandboxFrozen", prepareAgain},
 		{"FreezeWithAnEndedContextLeavesItThawed", endedContext},
 		{"AnEmptySandboxFreezes", emptyFreezes},
-		{"CPUTimeCountsWhatRuns", cpuTime},
-		{"MemoryIsThatOfWhatRunsFrozenOrNot", memory},
+		{"CPUTimeCountsRunningProcesses", cpuTime},
+		{"MemoryCountsProcessesFrozenOrNot", memory},
 		{"UnknownSandboxesAreErrors", unknown},
-		{"RemoveForgets", remove},
-		{"ManyFreezeAndThawAtOnce", concurrent},
+		{"RemovedSandboxIsUnknown", remove},
+		{"FreezeAndThawAreSafeForConcurrentUse", concurrent},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-			defer cancel()
-			c.test(&suite{T: t, System: open(t), ctx: ctx})
+			c.test(&suite{T: t, ctx: testkit.Context(t), System: open(t)})
 		})
 	}
 }
@@ -73,22 +70,9 @@ type box struct {
 
 var limits = sandbox.Limits{CPUs: 1, Memory: 256 << 20, PIDs: 64}
 
-var (
-	idMu sync.Mutex
-	last = time.Now().UnixNano() % 1e9
-)
-
-// newID is unlikely to equal an id of another run on the same machine.
-func newID() sandbox.ID {
-	idMu.Lock()
-	defer idMu.Unlock()
-	last++
-	return sandbox.ID(fmt.Sprintf("ft%010d", last%1e10))
-}
-
 func (s *suite) box(counters int) *box {
 	s.Helper()
-	b := &box{s: s, id: newID()}
+	b := &box{s: s, id: sandbox.NewID()}
 	parent, err := s.Freezer.Prepare(b.id, limits)
 	if err != nil {
 		s.Fatalf("Prepare: %v", err)
@@ -109,21 +93,16 @@ func (s *suite) box(counters int) *box {
 	return b
 }
 
-// advances waits until every counter has counted on.
+// advances waits until every counter has advanced.
 func (b *box) advances() {
 	b.s.Helper()
 	for i, c := range b.counters {
 		from := c.Count()
-		for c.Count() <= from {
-			if b.s.ctx.Err() != nil {
-				b.s.Fatalf("counter %d of %s stands still at %d", i, b.id, from)
-			}
-			time.Sleep(time.Millisecond) // between looks
-		}
+		testkit.Eventually(b.s, fmt.Sprintf("counter %d of %s advances beyond %d", i, b.id, from), func() bool { return c.Count() > from })
 	}
 }
 
-// standsStill fails if a counter moves while reference counts on, a good while.
+// standsStill fails if a counter moves while reference advances 20 times.
 func (b *box) standsStill(reference *box) {
 	b.s.Helper()
 	before := make([]uint64, len(b.counters))
@@ -161,7 +140,7 @@ func (b *box) isFrozen(want bool) {
 		b.s.Fatalf("Frozen: %v", err)
 	}
 	if got != want {
-		b.s.Fatalf("Frozen says %v, want %v", got, want)
+		b.s.Fatalf("Frozen returned %v, want %v", got, want)
 	}
 }
 
@@ -294,7 +273,7 @@ func memory(s *suite) {
 }
 
 func unknown(s *suite) {
-	id := newID()
+	id := sandbox.NewID()
 	f := s.Freezer
 	if err := f.Freeze(s.ctx, id); err == nil {
 		s.Error("Freeze of an unknown sandbox succeeded")
@@ -316,7 +295,7 @@ func unknown(s *suite) {
 	}
 	for _, bad := range []sandbox.ID{"", "..", "a/b", "../../x"} {
 		if _, err := f.Prepare(bad, limits); err == nil {
-			s.Errorf("Prepare took %q for an id", bad)
+			s.Errorf("Prepare accepted the id %q", bad)
 		}
 	}
 }
@@ -334,7 +313,7 @@ func remove(s *suite) {
 	if err := s.Freezer.Remove(b.id); err != nil {
 		s.Errorf("second Remove: %v", err)
 	}
-	// The same id can come again, and is not frozen then.
+	// The id is reusable, and not frozen then.
 	parent, err := s.Freezer.Prepare(b.id, limits)
 	if err != nil {
 		s.Fatalf("Prepare after Remove: %v", err)

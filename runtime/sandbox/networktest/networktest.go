@@ -1,4 +1,4 @@
-// Package networktest is what every sandbox.Network must do.
+// Package networktest is the conformance suite of sandbox.Network.
 package networktest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// System is a Network with something to reach.
+// System is a Network with sandboxes to reach.
 type System struct {
 	Network sandbox.Network
 	// Start starts a sandbox that has loopback only. The suite calls its Stop.
@@ -35,7 +35,7 @@ type Box interface {
 	Serve(t testing.TB, ip string, port uint16)
 	// Stall listens on 127.0.0.1, accepts nothing, and has its backlog full.
 	Stall(t testing.TB, port uint16)
-	// Stop ends all its processes and waits until they are gone. Idempotent.
+	// Stop ends all its processes and waits for their end. Idempotent.
 	Stop()
 }
 
@@ -55,19 +55,17 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"ReachesAListenerOnIPv6Only", reaches("::1")},
 		{"ReachesAListenerOnAnotherLoopbackAddressOnly", reaches("127.0.0.2")},
 		{"PrefersIPv4", prefersIPv4},
-		{"ARefusedPortSaysSo", refused},
-		{"AFullBacklogEndsWithTheDeadline", backlog},
-		{"AnEndedContextEndsTheDial", endedContext},
-		{"AGoneProcessIsAnError", gone},
+		{"PortWithoutAListenerIsRefused", refused},
+		{"DialToAFullBacklogEndsWithItsDeadline", backlog},
+		{"DialEndsWithItsContext", endedContext},
+		{"DialToAnEndedProcessIsAnError", gone},
 		{"SandboxesWithTheSamePortDoNotMix", doNotMix},
-		{"ManyDialAtOnce", many},
-		{"ForgottenSandboxesAreFoundAgain", forget},
-		{"NoDescriptorIsLeft", descriptors},
+		{"DialIsSafeForConcurrentUse", many},
+		{"ForgottenSandboxIsReachedAgain", forget},
+		{"DescriptorsAreClosed", descriptors},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-			defer cancel()
-			c.test(&suite{T: t, System: open(t), ctx: ctx})
+			c.test(&suite{T: t, ctx: testkit.Context(t), System: open(t)})
 		})
 	}
 }
@@ -83,18 +81,10 @@ type box struct {
 	id sandbox.ID
 }
 
-var (
-	idMu sync.Mutex
-	last = time.Now().UnixNano() % 1e9
-)
-
-// box starts a sandbox with an id that is unlikely to exist in another run.
+// box starts a sandbox.
 func (s *suite) box() box {
 	s.Helper()
-	idMu.Lock()
-	last++
-	id := sandbox.ID(fmt.Sprintf("nt%010d", last%1e10))
-	idMu.Unlock()
+	id := sandbox.NewID()
 	b := box{s.Start(s, id), id}
 	s.Cleanup(func() {
 		s.Network.Forget(id)
@@ -117,7 +107,8 @@ func (s *suite) check(b box, ip string, port uint16) error {
 	return s.talk(conn, Greeting(b.id, ip, port))
 }
 
-// talk expects the greeting and an echo, and that the server ends when we do.
+// talk expects the greeting and an echo, and that the server closes its side after the
+// client.
 func (s *suite) talk(conn net.Conn, greeting string) error {
 	if deadline, ok := s.ctx.Deadline(); ok {
 		_ = conn.SetDeadline(deadline)
@@ -128,7 +119,7 @@ func (s *suite) talk(conn net.Conn, greeting string) error {
 		return fmt.Errorf("read the greeting: %w", err)
 	}
 	if got != greeting {
-		return fmt.Errorf("the greeting is %q, not %q", got, greeting)
+		return fmt.Errorf("got the greeting %q, want %q", got, greeting)
 	}
 	const line = "knock knock\n"
 	if _, err := io.WriteString(conn, line); err != nil {
@@ -139,7 +130,7 @@ func (s *suite) talk(conn net.Conn, greeting string) error {
 	}
 	half, ok := conn.(interface{ CloseWrite() error })
 	if !ok {
-		return fmt.Errorf("a %T cannot be closed by halves", conn)
+		return fmt.Errorf("a %T has no CloseWrite", conn)
 	}
 	if err := half.CloseWrite(); err != nil {
 		return err
@@ -322,25 +313,19 @@ func descriptors(s *suite) {
 		}
 	}
 	all() // opens the descriptors that stay open
-	before := open(s)
+	before := Descriptors(s)
 	for range 50 {
 		all()
 	}
-	// Connections that were given up are closed a moment later.
-	for after := open(s); len(after) > len(before); after = open(s) {
-		if s.ctx.Err() != nil {
-			s.Fatalf("%d descriptors before, %d after:\n%s", len(before), len(after), strings.Join(after, "\n"))
-		}
-		time.Sleep(time.Millisecond) // between looks
-	}
+	AwaitDescriptors(s, before) // an abandoned connection is closed a moment later
 }
 
-// open lists this process's descriptors.
-func open(s *suite) []string {
-	s.Helper()
+// Descriptors lists the open file descriptors of this process.
+func Descriptors(t testing.TB) []string {
+	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		s.Fatal(err)
+		t.Fatal(err)
 	}
 	var list []string
 	for _, entry := range entries {
@@ -350,4 +335,12 @@ func open(s *suite) []string {
 		}
 	}
 	return list
+}
+
+// AwaitDescriptors waits until this process has no more descriptors open than before.
+func AwaitDescriptors(t testing.TB, before []string) {
+	t.Helper()
+	testkit.Eventually(t, fmt.Sprintf("at most %d descriptors are open", len(before)),
+		func() bool { return len(Descriptors(t)) <= len(before) },
+		func() string { return strings.Join(Descriptors(t), "\n") })
 }

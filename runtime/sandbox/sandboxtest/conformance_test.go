@@ -27,7 +27,7 @@ func TestFakeEngineConforms(t *testing.T) {
 	enginetest.Run(t, func(t *testing.T) enginetest.System {
 		e := NewEngine(t)
 		const missing = "missing.invalid/image:latest"
-		e.Lack(missing)
+		e.RemoveImage(missing)
 		return enginetest.System{
 			Engine: e, Other: NewEngine(t), Image: "localhost/doze/base:latest", MissingImage: missing,
 			Spec: func(t testing.TB, id sandbox.ID) sandbox.ContainerSpec {
@@ -39,7 +39,7 @@ func TestFakeEngineConforms(t *testing.T) {
 				return sandbox.ContainerSpec{ID: id, RunDir: dir}
 			},
 			Crash: func(t testing.TB, c sandbox.Container) { e.Kill(t, c.ID) },
-			Litter: func(t testing.TB, _ sandbox.Container, dir string) {
+			MakeFile: func(t testing.TB, _ sandbox.Container, dir string) {
 				t.Helper()
 				if err := errors.Join(os.Mkdir(dir+"/d", 0o700), os.WriteFile(dir+"/d/f", nil, 0o600)); err != nil {
 					t.Fatal(err)
@@ -157,7 +157,7 @@ func (b *fakeBox) Serve(t testing.TB, ip string, port uint16) {
 }
 
 func (b *fakeBox) lead(ip string, port uint16, to netip.AddrPort) {
-	b.loopback.Lead(netip.AddrPortFrom(netip.MustParseAddr(ip), port), to)
+	b.loopback.Map(netip.AddrPortFrom(netip.MustParseAddr(ip), port), to)
 }
 
 // Stall listens with a backlog of none and fills it.

@@ -86,8 +86,8 @@ func (e *Engine) Fail(operation string, err error) {
 	e.failures[operation] = err
 }
 
-// Lack makes an image missing and impossible to pull.
-func (e *Engine) Lack(ref string) {
+// RemoveImage makes an image missing and impossible to pull.
+func (e *Engine) RemoveImage(ref string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.missing[ref] = true
@@ -108,9 +108,9 @@ func (e *Engine) HandleGuest(h http.Handler) {
 	e.guest = h
 }
 
-// Stranger is the Handler of a guest of a protocol that the node does not know.
-var Stranger = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-	fmt.Fprintf(w, `{"protocol":%d,"version":"stranger"}`, guest.ProtocolVersion+1)
+// UnknownGuest is the handler of a guest with a protocol that the node does not know.
+var UnknownGuest = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	fmt.Fprintf(w, `{"protocol":%d,"version":"unknown"}`, guest.ProtocolVersion+1)
 })
 
 // Block makes an operation hang until the returned function is called.

@@ -27,25 +27,25 @@ func NewNetwork() *Network { return &Network{boxes: map[sandbox.ID]*Loopback{}} 
 type Loopback struct {
 	pid int
 
-	mu     sync.Mutex
-	leads  map[netip.AddrPort]netip.AddrPort
-	closed bool
+	mu        sync.Mutex
+	addresses map[netip.AddrPort]netip.AddrPort
+	closed    bool
 }
 
 // Add gives a sandbox a Loopback; pid is its first process.
 func (n *Network) Add(id sandbox.ID, pid int) *Loopback {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l := &Loopback{pid: pid, leads: map[netip.AddrPort]netip.AddrPort{}}
+	l := &Loopback{pid: pid, addresses: map[netip.AddrPort]netip.AddrPort{}}
 	n.boxes[id] = l
 	return l
 }
 
-// Lead makes an address of the sandbox lead to one of the test.
-func (l *Loopback) Lead(from, to netip.AddrPort) {
+// Map maps an address of the sandbox to one of the test.
+func (l *Loopback) Map(from, to netip.AddrPort) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.leads[from] = to
+	l.addresses[from] = to
 }
 
 // Close ends the sandbox's processes.
@@ -55,7 +55,7 @@ func (l *Loopback) Close() {
 	l.closed = true
 }
 
-// find returns where a port leads, IPv4 first.
+// find returns the test's address of a port, IPv4 first.
 func (l *Loopback) find(pid int, port uint16) (netip.AddrPort, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +63,7 @@ func (l *Loopback) find(pid int, port uint16) (netip.AddrPort, error) {
 		return netip.AddrPort{}, fmt.Errorf("there is no process %d", pid)
 	}
 	for _, ip := range []string{"127.0.0.1", "127.0.0.2", "::1"} {
-		if to, ok := l.leads[netip.AddrPortFrom(netip.MustParseAddr(ip), port)]; ok {
+		if to, ok := l.addresses[netip.AddrPortFrom(netip.MustParseAddr(ip), port)]; ok {
 			return to, nil
 		}
 	}

@@ -1,7 +1,7 @@
-// Package sandboxtest has a Manager for tests: the real one, over an in-memory
-// store and fakes of the engine, the freezer and the network that pass the
-// conformance suites of the real things. Its sandboxes have a real guest, which
-// runs in the test's process on the test's files.
+// Package sandboxtest has a Manager for tests: the real one, over a store in memory and
+// fakes of the engine, the freezer, the network and the uplink that pass the conformance
+// suites of the real ones. Its sandboxes have a real guest, which runs in the test's process
+// on the test's files.
 package sandboxtest
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// Node is a Manager with what it works on.
+// Node is a Manager with its dependencies.
 type Node struct {
 	Manager *sandbox.Manager
 	Engine  *Engine
@@ -74,7 +74,7 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 	return &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, creations: t.TempDir(), origins: t.TempDir()}
 }
 
-// Restart starts a new Manager on what the old one left.
+// Restart starts a new Manager with the dependencies of the previous one.
 func (n *Node) Restart(t testing.TB) {
 	t.Helper()
 	m := n.Unstarted(t)
@@ -84,7 +84,8 @@ func (n *Node) Restart(t testing.TB) {
 	n.Manager = m
 }
 
-// Unstarted returns a new Manager on what the old one left; the caller closes it.
+// Unstarted returns a new Manager with the dependencies of the previous one; the caller
+// closes it.
 func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 	t.Helper()
 	m, err := sandbox.New(n.config, n.Deps(t))
@@ -94,7 +95,7 @@ func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 	return m
 }
 
-// Deps are for a new Manager on what the old one left.
+// Deps returns the dependencies of a new Manager.
 func (n *Node) Deps(t testing.TB) sandbox.Deps {
 	n.Uplink.Restart()
 	return sandbox.Deps{
@@ -116,7 +117,7 @@ func (n *Node) Crash(t testing.TB, meanwhile func()) {
 	n.Restart(t)
 }
 
-// Unfinish makes a sandbox's record and notes as they were before its creation was
+// Unfinish reverts a sandbox's record and notes to those before its creation was
 // acknowledged. Use it in Crash.
 func (n *Node) Unfinish(t testing.TB, id sandbox.ID) {
 	t.Helper()
@@ -143,7 +144,7 @@ func (n *Node) PendingCreations(t testing.TB) (ids []sandbox.ID) {
 	return ids
 }
 
-// Store is an in-memory store whose disk can be full, and that can refuse events.
+// Store is a store in memory that can report a full disk and refuse events.
 type Store struct {
 	*store.Badger
 	full   atomic.Bool

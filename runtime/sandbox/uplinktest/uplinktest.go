@@ -1,19 +1,17 @@
-// Package uplinktest is what every sandbox.Uplink must do.
+// Package uplinktest is the conformance suite of sandbox.Uplink.
 package uplinktest
 
 import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
-	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/networktest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -30,7 +28,7 @@ type System struct {
 type Box interface {
 	// PID is its first process.
 	PID() int
-	// Stop ends all its processes and waits until they are gone. Idempotent.
+	// Stop ends all its processes and waits for their end. Idempotent.
 	Stop()
 }
 
@@ -41,23 +39,21 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		test func(*suite)
 	}{
 		{"AttachGivesANetworkUntilDetach", lifecycle},
-		{"AttachReplacesWhatWasAttached", replaces},
-		{"AttachReplacesThatOfAnEarlierContainer", laterContainer},
+		{"AttachReplacesTheAttachment", replaces},
+		{"AttachReplacesTheAttachmentOfAnEarlierContainer", laterContainer},
 		{"DetachLeavesOthersAttached", others},
 		{"AnEndedContextAttachesNothing", endedContext},
-		{"AGoneProcessIsAnError", gone},
+		{"AttachToAnEndedProcessIsAnError", gone},
 		{"UnknownSandboxesAreDetachedAndForgotten", unknown},
 		{"ForgottenSandboxesAreAttachedAgain", forget},
-		{"WhatIsKeptIsListedUntilItIsForgotten", known},
-		{"ManyAttachAtOnce", many},
+		{"KnownListsSandboxesUntilTheyAreForgotten", known},
+		{"AttachIsSafeForConcurrentUse", many},
 		{"TrustIsPEMOfCAs", trust},
-		{"EnvironmentCanBeSet", environment},
-		{"NoDescriptorIsLeft", descriptors},
+		{"EnvironmentIsValid", environment},
+		{"DescriptorsAreClosed", descriptors},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-			defer cancel()
-			c.test(&suite{T: t, System: open(t), ctx: ctx})
+			c.test(&suite{T: t, ctx: testkit.Context(t), System: open(t)})
 		})
 	}
 }
@@ -73,18 +69,10 @@ type box struct {
 	sb sandbox.Sandbox
 }
 
-var (
-	idMu sync.Mutex
-	last = time.Now().UnixNano() % 1e9
-)
-
-// box starts a sandbox with an id that is unlikely to exist in another run.
+// box starts a sandbox.
 func (s *suite) box() *box {
 	s.Helper()
-	idMu.Lock()
-	last++
-	id := sandbox.ID(fmt.Sprintf("up%010d", last%1e10))
-	idMu.Unlock()
+	id := sandbox.NewID()
 	b := &box{s.Start(s, id), sandbox.Sandbox{ID: id, Name: string(id), Owner: "operator"}}
 	s.Cleanup(func() {
 		s.Uplink.Detach(id)
@@ -155,7 +143,7 @@ func endedContext(s *suite) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
 	if err := s.Uplink.Attach(ctx, b.sb, b.PID()); err == nil {
-		s.Error("it was attached")
+		s.Error("Attach with an ended context succeeded")
 	}
 	s.want(b, false)
 	s.attach(b)
@@ -197,7 +185,7 @@ func known(s *suite) {
 	seen := map[sandbox.ID]bool{}
 	for _, id := range s.Uplink.Known() {
 		if seen[id] {
-			s.Errorf("%s is there twice", id)
+			s.Errorf("%s is listed twice", id)
 		}
 		seen[id] = true
 	}
@@ -243,7 +231,7 @@ func trust(s *suite) {
 	for len(strings.TrimSpace(string(rest))) > 0 {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil || block.Type != "CERTIFICATE" {
-			s.Fatalf("there is something else than certificates: %.100q", rest)
+			s.Fatalf("not a certificate: %.100q", rest)
 		}
 		ca, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
@@ -261,7 +249,7 @@ func environment(s *suite) {
 	for _, id := range []sandbox.ID{b.sb.ID, "unknown00000"} {
 		for name, value := range s.Uplink.Environment(id) {
 			if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-				s.Errorf("%q=%q cannot be set", name, value)
+				s.Errorf("%q=%q is not a valid variable", name, value)
 			}
 		}
 	}
@@ -275,24 +263,9 @@ func descriptors(s *suite) {
 		s.Uplink.Detach(b.sb.ID)
 	}
 	cycle() // opens the descriptors that stay open
-	before := openDescriptors(s)
+	before := networktest.Descriptors(s)
 	for range 20 {
 		cycle()
 	}
-	for after := openDescriptors(s); after > before; after = openDescriptors(s) {
-		if s.ctx.Err() != nil {
-			s.Fatalf("%d descriptors before, %d after", before, after)
-		}
-		<-time.After(time.Millisecond) // between looks
-	}
-}
-
-// opened counts this process's descriptors.
-func openDescriptors(s *suite) int {
-	s.Helper()
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		s.Fatal(err)
-	}
-	return len(entries)
+	networktest.AwaitDescriptors(s, before)
 }
