@@ -231,32 +231,38 @@ func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 			return err
 		}
 	}
-	helloCtx, cancel := context.WithTimeout(ctx, deathWait)
-	defer cancel()
-	if err := b.awaitGuest(helloCtx); err != nil {
-		return err
-	}
-	b.watch()
-	b.trustUplink(ctx)
 	if before.State == StateStopped { // the node died in the middle of a cold wake
 		b.change(func(sb *Sandbox) { sb.StartedAt, sb.Limits = time.Now().UTC(), b.limits() })
 	}
-	if err := b.startMissing(ctx); err != nil {
+	if err := b.adoptGuest(ctx, deathWait); err != nil {
 		return err
-	}
-	if before.State != StateRunning {
-		b.setState(StateRunning, "")
 	}
 	if before.State == StateStopped {
 		b.emit(Event{Type: EventWoke, Kind: WakeCold, Reason: ReasonRecovered})
 	}
-	b.endCondition()
 	b.noteAttached(uplinkErr)
 	b.touch()
 	b.open(0)
 	b.armWoken()
 	b.guest.Close() // hundreds are adopted together, and few have a request soon
 	return nil
+}
+
+// adoptGuest makes the sandbox running with a guest that an earlier run of the node started,
+// once the guest responds, within wait. Needs the transition lock.
+func (b *liveSandbox) adoptGuest(ctx context.Context, wait time.Duration) error {
+	helloCtx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	if err := b.awaitGuest(helloCtx); err != nil {
+		return err
+	}
+	b.watch()
+	if b.state() != StateRunning {
+		b.setState(StateRunning, "")
+	}
+	b.endCondition() // before trustUplink, which may set another
+	b.trustUplink(ctx)
+	return b.startMissing(ctx)
 }
 
 // stopUnusable stops a container that this node cannot use, such as one whose guest is of

@@ -572,6 +572,9 @@ func TestSandboxThatCannotTrustTheUplinkRunsWithACondition(t *testing.T) {
 	if got := g.newTrusts(); len(got) > 0 {
 		t.Error("the same run of the guest got the CA twice")
 	}
+	g.restart()
+	n.Crash(t, func() {})
+	mustHaveCondition(t, n, sb.ID, sandbox.ConditionTrustFailed, "the disk is full")
 	g.fail.Store(nil)
 	mustStop(t, n.Manager, sb.ID)
 	g.restart()

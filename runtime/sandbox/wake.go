@@ -222,15 +222,7 @@ func (b *liveSandbox) thaw(ctx context.Context) error {
 	}
 	if !b.watched() { // adopted asleep from an earlier run of the node
 		// Enough time must be left for a cold start.
-		helloCtx, cancel := context.WithTimeout(ctx, min(deathWait, b.m.config().WakeTimeout/4))
-		defer cancel()
-		if err := b.awaitGuest(helloCtx); err != nil {
-			return fmt.Errorf("%w: %w", errUnusable, err)
-		}
-		b.watch()
-		b.setState(StateRunning, "")
-		b.trustUplink(ctx)
-		if err := b.startMissing(ctx); err != nil {
+		if err := b.adoptGuest(ctx, min(deathWait, b.m.config().WakeTimeout/4)); err != nil {
 			return fmt.Errorf("%w: %w", errUnusable, err)
 		}
 		return nil
