@@ -282,55 +282,6 @@ func (s *Badger) AdvanceCommits(least uint64) {
 // before it acknowledges the commit. It must not block: all writes wait for it.
 func (s *Badger) Witness(f func(commits uint64)) { s.witness.Store(&f) }
 
-// PutSandbox implements sandbox.Store. A record of more than 800 KiB is refused
-// with a *sandbox.InvalidError.
-func (s *Badger) PutSandbox(ctx context.Context, sb sandbox.Sandbox) error {
-	if err := checkID(sb.ID); err != nil {
-		return err
-	}
-	value, err := encode("sandbox", sb, s.maxRecord)
-	if err != nil {
-		return err
-	}
-	return s.writeAndWait(ctx, &write{key: sandboxKey(sb.ID), value: value})
-}
-
-// DeleteSandbox implements sandbox.Store.
-func (s *Badger) DeleteSandbox(ctx context.Context, id sandbox.ID) error {
-	if err := checkID(id); err != nil {
-		return err
-	}
-	return s.writeAndWait(ctx, &write{key: sandboxKey(id)})
-}
-
-// Sandboxes implements sandbox.Store. It fails on the first unreadable record: a node that
-// ignored the record would treat the sandbox's container as one without a record.
-func (s *Badger) Sandboxes(ctx context.Context, yield func(sandbox.Sandbox) error) error {
-	return s.view(func(txn *badger.Txn) error {
-		it := txn.NewIterator(badger.IteratorOptions{Prefix: sandboxPrefix, PrefetchValues: true, PrefetchSize: 64})
-		defer it.Close()
-		for it.Rewind(); it.Valid(); it.Next() {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			item := it.Item()
-			id := sandbox.ID(item.Key()[len(sandboxPrefix):])
-			var sb sandbox.Sandbox
-			err := item.Value(func(v []byte) (err error) {
-				sb, err = decodeSandbox(id, v)
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			if err := yield(sb); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
 // view runs fn in a snapshot, unless the store is closed.
 func (s *Badger) view(fn func(*badger.Txn) error) error {
 	s.mu.RLock()
@@ -342,6 +293,31 @@ func (s *Badger) view(fn func(*badger.Txn) error) error {
 	s.mu.RUnlock() // fn may write
 	defer s.readers.Done()
 	return s.db.View(fn)
+}
+
+// each calls yield for each entry with the prefix, in the order of the keys, with the rest of
+// its key and its value, which is valid until yield returns. yield may write. An error of
+// yield ends the iteration.
+func (s *Badger) each(ctx context.Context, prefix []byte, yield func(name string, value []byte) error) error {
+	return s.view(func(txn *badger.Txn) error {
+		it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, PrefetchValues: true, PrefetchSize: 64})
+		defer it.Close()
+		var value []byte
+		for it.Rewind(); it.Valid(); it.Next() {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			key := string(it.Item().Key())
+			var err error
+			if value, err = it.Item().ValueCopy(value); err != nil {
+				return fmt.Errorf("read the record %q: %w", key, err)
+			}
+			if err := yield(key[len(prefix):], value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // Close closes the store after all earlier writes. Idempotent.

@@ -3,10 +3,9 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/dgraph-io/badger/v4"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store/document"
@@ -59,28 +58,12 @@ func (s *Badger) Documents(ctx context.Context, kind string, yield func(name str
 	if err := checkKind(kind); err != nil {
 		return err
 	}
-	prefix := documentPrefix(kind)
-	return s.view(func(txn *badger.Txn) error {
-		it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, PrefetchValues: true, PrefetchSize: 64})
-		defer it.Close()
-		for it.Rewind(); it.Valid(); it.Next() {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			name := string(it.Item().Key()[len(prefix):])
-			encoded, err := it.Item().ValueCopy(nil)
-			if err != nil {
-				return fmt.Errorf("document %s %q: %w", kind, name, err)
-			}
-			value, err := decodeDocument(kind, name, encoded)
-			if err != nil {
-				return err
-			}
-			if err := yield(name, value); err != nil {
-				return err
-			}
+	return s.each(ctx, documentPrefix(kind), func(name string, encoded []byte) error {
+		value, err := decodeDocument(kind, name, encoded)
+		if err != nil {
+			return err
 		}
-		return nil
+		return yield(name, slices.Clone(value))
 	})
 }
 

@@ -8,7 +8,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Keys begin with a prefix for their kind, so that one kind is one range:
+// Keys begin with a prefix for their kind, so that one kind is one range. Each kind has its
+// prefix here, and its methods in a file of its own:
 //
 //	n/                      the node's id
 //	c/                      the count of commits

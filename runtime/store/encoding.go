@@ -43,15 +43,3 @@ func decode(value []byte, into any) error {
 	}
 	return json.Unmarshal(value[1:], into)
 }
-
-// decodeSandbox decodes the record of a sandbox.
-func decodeSandbox(id sandbox.ID, value []byte) (sandbox.Sandbox, error) {
-	var sb sandbox.Sandbox
-	if err := decode(value, &sb); err != nil {
-		return sandbox.Sandbox{}, fmt.Errorf("record of sandbox %s: %w", id, err)
-	}
-	if sb.ID != id {
-		return sandbox.Sandbox{}, fmt.Errorf("record of sandbox %s: it has the id %q", id, sb.ID)
-	}
-	return sb, nil
-}
