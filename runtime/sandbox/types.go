@@ -14,7 +14,9 @@ import (
 // can stand between hyphens in a preview's host name.
 type ID string
 
-// State of a sandbox.
+// State of a sandbox. Each state is entered by one function (such as liveSandbox.sleep),
+// left by wakeUp, has its periodic work in doDue, and is restored by recover when the node
+// starts.
 type State string
 
 const (
