@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"regexp"
 	"strings"
 	"sync"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // stores opens an empty store of each kind.
@@ -127,9 +127,7 @@ func recordIsUnchanged(t *testing.T, s *Badger) {
 		want[sb.ID] = sb
 		must(t, s.PutSandbox(t.Context(), sb))
 	}
-	if got := allRecords(t, s); !reflect.DeepEqual(got, want) {
-		t.Fatalf("got %d records, want %d, or they differ: %+v", len(got), len(want), got[testID(0)])
-	}
+	testkit.Diff(t, "the records", allRecords(t, s), want)
 }
 
 func recordReplaces(t *testing.T, s *Badger) {
@@ -137,9 +135,7 @@ func recordReplaces(t *testing.T, s *Badger) {
 	must(t, s.PutSandbox(t.Context(), sb))
 	sb.State, sb.Ports, sb.Env = sandbox.StateStopped, nil, nil
 	must(t, s.PutSandbox(t.Context(), sb))
-	if got := allRecords(t, s); len(got) != 1 || !reflect.DeepEqual(got[sb.ID], sb) {
-		t.Fatalf("got %+v, want %+v", got, sb)
-	}
+	testkit.Diff(t, "the records", allRecords(t, s), map[sandbox.ID]sandbox.Sandbox{sb.ID: sb})
 }
 
 func recordDeleted(t *testing.T, s *Badger) {
@@ -199,9 +195,7 @@ func recordTooLarge(t *testing.T, s *Badger) {
 	if err := s.PutSandbox(t.Context(), large); !errors.As(err, &invalid) {
 		t.Fatalf("got %v, want an InvalidError", err)
 	}
-	if got := allRecords(t, s)[sb.ID]; !reflect.DeepEqual(got, sb) {
-		t.Fatalf("got %+v, want %+v", got, sb)
-	}
+	testkit.Diff(t, "the records", allRecords(t, s), map[sandbox.ID]sandbox.Sandbox{sb.ID: sb})
 }
 
 func badID(t *testing.T, s *Badger) {
@@ -237,9 +231,7 @@ func eventsInOrder(t *testing.T, s *Badger) {
 	must(t, s.AppendEvents(t.Context(), want[100:]))
 	got, err := s.Events(t.Context(), testID(1), 0, 1000)
 	must(t, err)
-	if !reflect.DeepEqual(got, want) {
-		t.Fatalf("got %d events, want %d, or they differ", len(got), len(want))
-	}
+	testkit.Diff(t, "the events", got, want)
 	wantLast(t, s, 1, 300)
 }
 
@@ -262,9 +254,7 @@ func eventsCursor(t *testing.T, s *Badger) {
 	for _, tt := range tests {
 		got, err := s.Events(t.Context(), testID(1), tt.after, tt.limit)
 		must(t, err)
-		if !reflect.DeepEqual(seqs(got), tt.want) {
-			t.Errorf("after %d, limit %d: got %v, want %v", tt.after, tt.limit, seqs(got), tt.want)
-		}
+		testkit.Diff(t, fmt.Sprintf("after %d, limit %d", tt.after, tt.limit), seqs(got), tt.want)
 	}
 }
 
@@ -314,9 +304,7 @@ func eventsExpire(t *testing.T, s *Badger) {
 	must(t, s.AppendEvents(t.Context(), events))
 	got, err := s.Events(t.Context(), testID(1), 0, 10)
 	must(t, err)
-	if want := []uint64{2, 3}; !reflect.DeepEqual(seqs(got), want) {
-		t.Fatalf("got %v, want %v", seqs(got), want)
-	}
+	testkit.Diff(t, "the events", seqs(got), []uint64{2, 3})
 }
 
 func eventsOutlive(t *testing.T, s *Badger) {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -65,9 +64,7 @@ func TestStoredDataSurvivesReopening(t *testing.T) {
 	if got := s.NodeID(); got != node {
 		t.Errorf("got node id %s, want %s as before", got, node)
 	}
-	if got := allRecords(t, s)[testID(1)]; !reflect.DeepEqual(got, testRecord(1)) {
-		t.Errorf("got %+v", got)
-	}
+	testkit.Diff(t, "the record", allRecords(t, s)[testID(1)], testRecord(1))
 	if seq, err := s.LastSeq(t.Context(), testID(1)); err != nil || seq != 7 {
 		t.Errorf("got last seq %d, %v; want 7", seq, err)
 	}
@@ -173,9 +170,9 @@ func FuzzDecodeSandbox(f *testing.F) {
 		if err != nil {
 			t.Fatalf("the decoded record cannot be encoded: %v", err)
 		}
-		if back, err := decodeSandbox(testID(1), again); err != nil || !reflect.DeepEqual(sb, back) {
-			t.Fatalf("%+v became %+v, %v", sb, back, err)
-		}
+		back, err := decodeSandbox(testID(1), again)
+		must(t, err)
+		testkit.Diff(t, "the record decoded again", back, sb)
 	})
 }
 
