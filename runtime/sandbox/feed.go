@@ -16,9 +16,9 @@ import (
 const feedSize = 4096
 
 // ErrFeedGap means that events between the cursor and the next event are no longer
-// kept, or that the cursor is from an earlier run of the node. The reader goes on
-// with the oldest event that is kept; what it missed is in the sandboxes' timelines.
-var ErrFeedGap = errors.New("events before the oldest kept one were missed")
+// retained, or that the cursor is from an earlier run of the node. The reader continues with
+// the oldest retained event; the missed ones are in the sandboxes' timelines.
+var ErrFeedGap = errors.New("events before the oldest retained one were missed")
 
 // FeedEvent is an event of any sandbox.
 type FeedEvent struct {
@@ -28,7 +28,7 @@ type FeedEvent struct {
 	Cursor string // for Feed, to continue after this event
 }
 
-// feed keeps the newest events of all sandboxes in the order in which they happened.
+// feed retains the newest events of all sandboxes in the order in which they happened.
 type feed struct {
 	run string // of this node process; cursors begin with it
 
@@ -80,10 +80,9 @@ type FeedReader struct {
 	gap   bool
 }
 
-// Feed returns a reader of the events of all sandboxes of an owner, from the oldest
-// one that is kept or, with a cursor, from the one after that. Events are kept in
-// memory: the newest 4,096 of the node, since it started. Errors: *InvalidError when
-// the cursor is malformed.
+// Feed returns a reader of the events of all sandboxes of an owner, from the oldest retained
+// one or, with a cursor, from the one after that. The newest 4,096 events of the node since
+// it started are retained, in memory. Errors: *InvalidError when the cursor is malformed.
 func (m *Manager) Feed(owner, cursor string) (*FeedReader, error) {
 	r := &FeedReader{feed: m.feed, owner: owner}
 	if cursor == "" {
