@@ -26,8 +26,16 @@ func (c creations) add(id ID) error {
 
 // remove notes that a creation is over, before it is acknowledged. Idempotent.
 func (c creations) remove(id ID) error {
-	if err := os.Remove(filepath.Join(c.dir, string(id))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := removeFile(filepath.Join(c.dir, string(id))); err != nil {
 		return fmt.Errorf("note the end of the creation: %w", err)
+	}
+	return nil
+}
+
+// removeFile is os.Remove, but idempotent.
+func removeFile(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

@@ -77,7 +77,7 @@ func (o origins) write(id ID, origin string) (err error) {
 	next := path + ".new"
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("note the sandbox's settings: %w", err), o.removeFile(next))
+			err = errors.Join(fmt.Errorf("note the sandbox's settings: %w", err), removeFile(next))
 		}
 	}()
 	if err := os.MkdirAll(o.dir, 0o700); err != nil {
@@ -100,14 +100,7 @@ func (o origins) write(id ID, origin string) (err error) {
 // remove is idempotent.
 func (o origins) remove(id ID) error {
 	path := filepath.Join(o.dir, string(id))
-	return errors.Join(o.removeFile(path), o.removeFile(path+".new"))
-}
-
-func (origins) removeFile(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return errors.Join(removeFile(path), removeFile(path+".new"))
 }
 
 // noteOrigin writes the origin of the sandbox if it has changed. After an error it is
