@@ -205,15 +205,9 @@ func (d openAPIDocument) describeHeaders() {
 	})
 }
 
-// schemaJSON describes a schema, with an example of it as JSON.
-type schemaJSON struct {
-	description string
-	example     any
-}
-
-// exampleDocs returns schemaDocs by the name of the schema.
-func exampleDocs() (map[string]schemaJSON, error) {
-	docs := map[string]schemaJSON{}
+// exampleDocs returns schemaDocs by the name of the schema, with the examples as decoded JSON.
+func exampleDocs() (map[string]schemaDoc, error) {
+	docs := map[string]schemaDoc{}
 	for _, row := range schemaDocs() {
 		text, err := json.Marshal(row.example)
 		if err != nil {
@@ -223,7 +217,7 @@ func exampleDocs() (map[string]schemaJSON, error) {
 		if err := json.Unmarshal(text, &example); err != nil {
 			return nil, fmt.Errorf("decode the example of %T: %w", row.example, err)
 		}
-		docs[huma.DefaultSchemaNamer(reflect.TypeOf(row.example), "")] = schemaJSON{row.description, example}
+		docs[huma.DefaultSchemaNamer(reflect.TypeOf(row.example), "")] = schemaDoc{example, row.description}
 	}
 	return docs, nil
 }
@@ -243,7 +237,7 @@ var propertyExamples = map[string]any{
 
 // describeSchemas gives each schema its description and its example, and the example's
 // values to fields that have none of their own.
-func (d openAPIDocument) describeSchemas(docs map[string]schemaJSON) {
+func (d openAPIDocument) describeSchemas(docs map[string]schemaDoc) {
 	for name, schema := range d.schemas() {
 		doc, ok := docs[name]
 		if !ok {
@@ -293,7 +287,7 @@ func (d openAPIDocument) addParameterExamples() {
 
 // addBodyExamples gives the JSON and the server-sent events of requests and responses
 // the examples of their schemas.
-func (d openAPIDocument) addBodyExamples(docs map[string]schemaJSON) {
+func (d openAPIDocument) addBodyExamples(docs map[string]schemaDoc) {
 	add := func(content map[string]any) {
 		for _, media := range content {
 			media := media.(map[string]any)
@@ -323,7 +317,7 @@ func (d openAPIDocument) addBodyExamples(docs map[string]schemaJSON) {
 
 // exampleOf returns an example of what a schema describes, or nil: of one that is
 // described, and of a list or a choice of those.
-func exampleOf(schema map[string]any, docs map[string]schemaJSON) any {
+func exampleOf(schema map[string]any, docs map[string]schemaDoc) any {
 	if ref, ok := schema["$ref"].(string); ok {
 		return docs[strings.TrimPrefix(ref, schemasPrefix)].example
 	}
@@ -362,7 +356,7 @@ func exampleOf(schema map[string]any, docs map[string]schemaJSON) any {
 
 // exampleEvents returns an example of one of the events of a stream: the event that the
 // data is of, if the data names it.
-func exampleEvents(events []any, docs map[string]schemaJSON) any {
+func exampleEvents(events []any, docs map[string]schemaDoc) any {
 	var list any
 	for _, schema := range events {
 		event, ok := exampleOf(schema.(map[string]any), docs).(map[string]any)

@@ -188,10 +188,8 @@ func (run *running) next() (guest.ExecEvent, error) {
 	switch {
 	case err != nil && clientGone(run.client):
 		run.outcome = outcomeClient
-	case err == io.EOF:
+	case err == io.EOF, err == nil && ev.Kind == guest.ExecComplete && ev.Result == nil:
 		err = guest.ErrLost // EOF comes after the complete event only, after which next is not called
-	case err == nil && ev.Kind == guest.ExecComplete && ev.Result == nil:
-		err = guest.ErrLost
 	case err == nil && ev.Kind == guest.ExecComplete:
 		run.outcome = outcomeExited
 		if ev.Result.TimedOut {

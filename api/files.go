@@ -79,7 +79,7 @@ func withFiles[T any](ctx context.Context, a *API, idOrName string, do func(*gue
 	return result, fromGuest(err)
 }
 
-// acquireFiles takes the slot of a call and wakes the sandbox.
+// acquireFiles acquires the slot of a call and wakes the sandbox.
 func (a *API) acquireFiles(ctx context.Context, idOrName string) (*sandbox.Lease, error) {
 	sb, err := a.lookup(ctx, idOrName)
 	if err != nil {

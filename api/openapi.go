@@ -39,11 +39,6 @@ func (a *API) newDocument() *huma.OpenAPI {
 	}
 }
 
-type openAPIOutput struct {
-	ContentType string `header:"Content-Type"`
-	Body        []byte
-}
-
 // registerOpenAPI adds the document's own route, last. The first request for the
 // document writes it.
 func (a *API) registerOpenAPI() {
@@ -56,11 +51,11 @@ func (a *API) registerOpenAPI() {
 			Description: "The document",
 			Content:     map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{Type: huma.TypeObject}}},
 		}},
-	}, func(context.Context, *struct{}) (*openAPIOutput, error) {
+	}, func(context.Context, *struct{}) (*bytesOutput, error) {
 		text, err := document()
 		if err != nil {
 			return nil, err
 		}
-		return &openAPIOutput{ContentType: "application/json", Body: text}, nil
+		return &bytesOutput{ContentType: "application/json", Body: text}, nil
 	})
 }

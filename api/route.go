@@ -164,6 +164,12 @@ func (a *API) documented(method, path string) *huma.Operation {
 // output is a response with a JSON body.
 type output[T any] struct{ Body T }
 
+// bytesOutput is a response with a raw body.
+type bytesOutput struct {
+	ContentType string `header:"Content-Type"`
+	Body        []byte
+}
+
 func respond[T any](body T) (*output[T], error) { return &output[T]{body}, nil }
 
 // onSandboxPath is the input of a route with the path of a sandbox.

@@ -44,7 +44,7 @@ type eventStream struct {
 	beaten sync.WaitGroup // the heartbeat's goroutine
 }
 
-// respondEvents takes the slot of a stream and returns the response that send writes.
+// respondEvents acquires the slot of a stream and returns the response that send writes.
 func (a *API) respondEvents(ctx context.Context, x Exchange, send func(*eventStream)) (*huma.StreamResponse, error) {
 	if err := a.streams.acquire(ctx, 1); err != nil {
 		return nil, err
@@ -54,26 +54,18 @@ func (a *API) respondEvents(ctx context.Context, x Exchange, send func(*eventStr
 
 // serveEvents opens a stream, which ends when send returns. A response to HEAD has no events.
 func (a *API) serveEvents(x Exchange, send func(*eventStream)) {
-	s := a.openStream(x)
+	h := x.w.Header()
+	h.Set("Content-Type", eventStreamType)
+	h.Set("X-Accel-Buffering", "no") // nginx would hold events back
+	x.w.WriteHeader(http.StatusOK)
+	s := &eventStream{api: a, w: x.w, control: http.NewResponseController(x.w), beat: time.NewTimer(a.cfg.Limits.Heartbeat)}
+	s.ctx, s.cancel = context.WithCancel(x.r.Context())
+	s.flush()
+	s.beaten.Go(s.heartbeat)
 	defer s.close()
 	if x.r.Method != http.MethodHead {
 		send(s)
 	}
-}
-
-// openStream writes the header. The caller closes the stream.
-func (a *API) openStream(x Exchange) *eventStream {
-	w := x.w
-	h := w.Header()
-	h.Set("Content-Type", eventStreamType)
-	h.Set("X-Accel-Buffering", "no") // nginx would hold events back
-	w.WriteHeader(http.StatusOK)
-	s := &eventStream{api: a, w: w, control: http.NewResponseController(w)}
-	s.ctx, s.cancel = context.WithCancel(x.r.Context())
-	s.flush()
-	s.beat = time.NewTimer(a.cfg.Limits.Heartbeat)
-	s.beaten.Go(s.heartbeat)
-	return s
 }
 
 // heartbeat keeps a silent stream open, and detects disconnected clients that the server
@@ -130,9 +122,7 @@ func (s *eventStream) flush() error {
 		s.cancel()
 		return err
 	}
-	if s.beat != nil {
-		s.beat.Reset(s.api.cfg.Limits.Heartbeat)
-	}
+	s.beat.Reset(s.api.cfg.Limits.Heartbeat)
 	return nil
 }
 

@@ -161,13 +161,13 @@ func (e *execSocket) receive() (types.ExecExit, error) {
 		switch m.Type {
 		case types.ExecMessageTypeStart:
 			if e.streams.Stdin != nil {
-				e.addWindow(m.StdinWindowBytes)
+				e.updateWindow(m.StdinWindowBytes, false)
 				go e.sendStdin() // ended by ctx, but for a Read that blocks
 			}
 		case types.ExecMessageTypeStdinAck:
-			e.addWindow(m.Bytes)
+			e.updateWindow(m.Bytes, false)
 		case types.ExecMessageTypeStdinClosed:
-			e.endStdin()
+			e.updateWindow(0, true)
 		case types.ExecMessageTypeComplete:
 			return m.ExecExit, nil
 		case types.ExecMessageTypeError:
@@ -210,7 +210,7 @@ func (e *execSocket) sendStdin() {
 		}
 		n, readErr := e.streams.Stdin.Read(buf[1 : 1+min(n, stdinChunk)])
 		if n > 0 {
-			e.addWindow(-n)
+			e.updateWindow(-n, false)
 			if e.conn.Write(e.ctx, websocket.MessageBinary, buf[:1+n]) != nil {
 				return // receive returns the cause
 			}
@@ -247,21 +247,12 @@ func (e *execSocket) waitWindow() int {
 	}
 }
 
-func (e *execSocket) addWindow(n int) {
+// updateWindow changes the window by n bytes, or ends the input.
+func (e *execSocket) updateWindow(n int, end bool) {
 	e.mu.Lock()
 	e.window += n
+	e.stdinEnded = e.stdinEnded || end
 	e.mu.Unlock()
-	e.notifyWindow()
-}
-
-func (e *execSocket) endStdin() {
-	e.mu.Lock()
-	e.stdinEnded = true
-	e.mu.Unlock()
-	e.notifyWindow()
-}
-
-func (e *execSocket) notifyWindow() {
 	select {
 	case e.windowOpen <- struct{}{}:
 	default:

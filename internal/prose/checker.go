@@ -34,6 +34,7 @@ var own = []string{folder + "/rules.go", folder + "/rules_test.go", folder + "/b
 
 var (
 	testdata   = regexp.MustCompile(`(^|/)testdata/`)
+	shebang    = regexp.MustCompile(`^#!.*sh`)
 	shellNames = regexp.MustCompile(`^(Makefile|Caddyfile.*|Containerfile|.*\.service|.*\.sh)$`)
 )
 
@@ -61,7 +62,7 @@ func (c *checker) file(name string, src []byte) ([]Finding, error) {
 		for i, line := range strings.Split(string(src), "\n") {
 			units = append(units, single(name, Doc, i+1, line))
 		}
-	case shellNames.MatchString(base) || strings.HasPrefix(string(src), "#!") && strings.Contains(firstLine(string(src)), "sh"):
+	case shellNames.MatchString(base) || shebang.Match(src):
 		units = append(units, shell(name, string(src))...)
 	default:
 		return nil, nil
@@ -70,11 +71,6 @@ func (c *checker) file(name string, src []byte) ([]Finding, error) {
 		found = append(found, c.unit(u)...)
 	}
 	return found, nil
-}
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(s, "\n")
-	return line
 }
 
 // unit applies the rules that have a pattern or words.
