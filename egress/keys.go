@@ -15,26 +15,19 @@ const (
 	placeholderKey = "placeholder"
 )
 
-// openPlaceholderKey reads the key of placeholders, or makes it. A value sealed with an
-// old key is sealed again with the current one.
-func (e *Egress) openPlaceholderKey(ctx context.Context) error {
-	record := seal.Document{Store: e.cfg.Documents, Key: e.key, Kind: keysKind, Name: placeholderKey}
-	key, old, err := record.Read(ctx)
-	if err != nil {
+// openPlaceholderKey reads the key of placeholders, or makes it.
+func (e *Egress) openPlaceholderKey(ctx context.Context) (err error) {
+	record := seal.Document{Store: e.cfg.Documents, Key: e.key, Kind: keysKind, Name: placeholderKey, Log: e.log}
+	if e.placeholderKey, err = record.Read(ctx); err != nil {
 		return fmt.Errorf("read the key of placeholders: %w", err)
 	}
-	e.placeholderKey = key
-	if key == nil {
-		e.placeholderKey = make([]byte, 32)
-		rand.Read(e.placeholderKey)
-	}
-	if key != nil && !old {
+	if e.placeholderKey != nil {
 		return nil
 	}
-	if err := record.Write(ctx, e.placeholderKey); err != nil && key == nil {
+	e.placeholderKey = make([]byte, 32)
+	rand.Read(e.placeholderKey)
+	if err := record.Write(ctx, e.placeholderKey); err != nil {
 		return fmt.Errorf("write the key of placeholders: %w", err)
-	} else if err != nil {
-		e.log.Error("failed to seal the key of placeholders with the new key; keep the old one", "error", err)
 	}
 	return nil
 }

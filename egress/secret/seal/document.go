@@ -2,6 +2,7 @@ package seal
 
 import (
 	"context"
+	"log/slog"
 
 	"github.com/doze-run/doze/runtime/store/document"
 )
@@ -11,11 +12,14 @@ type Document struct {
 	Store      document.Store
 	Key        *Key
 	Kind, Name string
+	// Log receives a failure to seal the value with the new key.
+	Log *slog.Logger
 }
 
-// Read returns the value, or nil if the document does not exist. It reports whether the
-// value should be written again because an old key has sealed it. Errors: see Key.Open.
-func (d Document) Read(ctx context.Context) (value []byte, old bool, err error) {
+// Read returns the value, or nil if the document does not exist. A value that an old key has
+// sealed is sealed again; if that fails, the old key is still needed. Errors: see Key.Open.
+func (d Document) Read(ctx context.Context) (value []byte, err error) {
+	old := false
 	err = d.Store.Documents(ctx, d.Kind, func(name string, sealed []byte) (err error) {
 		if name == d.Name {
 			old = d.Key.Old(sealed)
@@ -23,7 +27,12 @@ func (d Document) Read(ctx context.Context) (value []byte, old bool, err error) 
 		}
 		return err
 	})
-	return value, old, err
+	if err == nil && old {
+		if err := d.Write(ctx, value); err != nil {
+			d.Log.Error("failed to seal value with the new key; keep the old one", "name", d.Name, "error", err)
+		}
+	}
+	return value, err
 }
 
 // Write stores the value. It is on the disk when Write returns.

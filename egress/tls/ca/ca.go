@@ -61,7 +61,7 @@ func Open(ctx context.Context, cfg Config) (*Authority, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	a := &Authority{cfg: cfg, record: seal.Document{Store: cfg.Documents, Key: cfg.Key, Kind: documentKind, Name: documentName}}
+	a := &Authority{cfg: cfg, record: seal.Document{Store: cfg.Documents, Key: cfg.Key, Kind: documentKind, Name: documentName, Log: cfg.Log}}
 	var err error
 	if a.key, a.keyID, err = newKey(); err != nil {
 		return nil, fmt.Errorf("make the key of leaf certificates: %w", err)

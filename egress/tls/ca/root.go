@@ -81,10 +81,9 @@ func (r *roots) signer(now time.Time) root {
 	return r.all[len(r.all)-1]
 }
 
-// load reads the roots of the record. Without a record it returns none. It seals a record
-// again that was sealed with an old key.
+// load reads the roots of the record. Without a record it returns none.
 func (a *Authority) load(ctx context.Context) ([]root, error) {
-	plain, old, err := a.record.Read(ctx)
+	plain, err := a.record.Read(ctx)
 	switch {
 	case errors.Is(err, seal.ErrOtherKey) || errors.Is(err, seal.ErrBroken):
 		return nil, fmt.Errorf("open the egress CA, which was stored under another key (if that key is lost, remove the record %q and start all sandboxes again): %w", documentName, err)
@@ -96,11 +95,6 @@ func (a *Authority) load(ctx context.Context) ([]root, error) {
 	all, err := decodeRoots(plain)
 	if err != nil {
 		return nil, fmt.Errorf("read the egress CA: %w", err)
-	}
-	if old {
-		if err := a.save(ctx, all); err != nil {
-			a.cfg.Log.Error("failed to seal the egress CA with the new key; keep the old one", "error", err)
-		}
 	}
 	return all, nil
 }
