@@ -373,7 +373,7 @@ func (c *compiled) matches(r *Request, paths []string, left *effort) match {
 	if destined == no || c.Scheme != "" && (c.Scheme == "https") != r.HTTPS {
 		return no
 	}
-	if c.methods != nil && !c.methods[c.method(r)] {
+	if len(c.methods) > 0 && !c.methods[c.method(r)] {
 		return no
 	}
 	return min(destined, c.matchPath(paths, left), c.matchHeaders(r.Header, left))

@@ -380,12 +380,10 @@ func (c *compiler) request() {
 	c.entries("methods", len(c.Methods))
 	c.entries("paths", len(c.Paths))
 	c.entries("headers", len(c.Headers))
+	c.methods = make(map[string]bool, len(c.Methods))
 	for i, m := range c.Methods {
 		if !httpguts.ValidHeaderFieldName(m) || m != strings.ToUpper(m) { // both are tokens, RFC 9110
 			c.bad(fmt.Sprintf("methods[%d]", i), "invalid method %.20q: write GET, in capitals", m)
-		}
-		if c.methods == nil {
-			c.methods = map[string]bool{}
 		}
 		c.methods[m] = true
 	}
@@ -404,20 +402,18 @@ func (c *compiler) request() {
 			c.paths = append(c.paths, g)
 		}
 	}
+	c.headers = make(map[string]*glob, len(c.Headers))
 	for name, value := range c.Headers {
 		field := fmt.Sprintf("headers[%.80s]", name)
 		if !httpguts.ValidHeaderFieldName(name) {
-			c.bad(field, "no name of a header")
-		}
-		if c.headers == nil {
-			c.headers = map[string]*glob{}
+			c.bad(field, "invalid header name")
 		}
 		key := http.CanonicalHeaderKey(name)
 		if slices.Contains(unseen, key) {
-			c.bad(field, "is taken out before rules see a request; name hosts under hosts")
+			c.bad(field, "is removed before rules inspect a request; name hosts under hosts")
 		}
 		if c.headers[key] != nil {
-			c.bad(field, "is there in another spelling")
+			c.bad(field, "is already set in another spelling")
 		}
 		if g := c.glob(field, value, value, 0); g != nil {
 			c.headers[key] = g
@@ -478,7 +474,7 @@ func (c *compiler) response() {
 			c.bad(field, "is set by the connection itself")
 		}
 		if seen[key] {
-			c.bad(field, "is there in another spelling")
+			c.bad(field, "is already set in another spelling")
 		}
 		seen[key] = true
 	}
@@ -545,7 +541,7 @@ func (c *compiler) placeholders() {
 	for variable, secret := range c.Placeholders {
 		field := fmt.Sprintf("placeholders[%.80s]", variable)
 		if !variablePattern.MatchString(variable) {
-			c.bad(field, "no name of an environment variable: write A-Z, a-z, 0-9 and _, at most 64, no digit first")
+			c.bad(field, "invalid name of an environment variable: write A-Z, a-z, 0-9 and _, at most 64, no digit first")
 		}
 		if !namePattern.MatchString(secret) {
 			c.bad(field, "%.80q: names are 1 to 64 of a-z, 0-9, - and _", secret)

@@ -168,7 +168,7 @@ func (c *compiled) coversRequests(other *compiled) bool {
 	if c.Scheme != "" && c.Scheme != other.Scheme {
 		return false
 	}
-	if c.methods != nil && !subset(other.Methods, c.Methods) {
+	if len(c.methods) > 0 && !subset(other.Methods, c.Methods) {
 		return false
 	}
 	everyPath := len(c.Paths) == 0 || slices.Contains(c.Paths, "/**") || slices.Contains(c.Paths, "**")
