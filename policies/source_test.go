@@ -39,7 +39,7 @@ func TestEveryPolicyIsShippedWithItsPage(t *testing.T) {
 	}
 }
 
-func TestTheSDKIsWhole(t *testing.T) {
+func TestTheSDKIsEmbedded(t *testing.T) {
 	for _, file := range []string{"policy.go", "internal/abi/wasm.go", "internal/decode/decode.go", "sdktest/sdktest.go"} {
 		if _, err := fs.Stat(policies.SDK(), file); err != nil {
 			t.Error(err)

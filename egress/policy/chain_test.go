@@ -52,7 +52,7 @@ func TestThePolicySeesTheRequest(t *testing.T) {
 	expectNotes(t, x, "PUT", "/a%2Fb?q=1", "accept,host,x-one,", "1,2,", "api.example.com,", "", "api.example.com")
 }
 
-func TestThePolicyChangesTheRequestButNotWhereItGoes(t *testing.T) {
+func TestPoliciesCannotChangeTheDestination(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request method POST", "request uri //evil.example.com/x%2Fy?z=%26", "request set 0 authorization Bearer-x",
 		"request add 0 x-one 2", "request remove 0 cookie", "request set 0 content-length 5")
@@ -73,7 +73,7 @@ func TestThePolicyChangesTheRequestButNotWhereItGoes(t *testing.T) {
 	}
 }
 
-func TestInTheResponseThePolicySeesTheRequestAsItSentIt(t *testing.T) {
+func TestResponseHandlersSeeTheRequestAsTheirPolicySentIt(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request set 0 authorization mine", "request set 2 x-sum mine", "request uri /mine", "request method POST",
 		"response get 0 authorization", "response get 2 x-sum", "response get-uri", "response get-method", "response names 0")
@@ -371,7 +371,7 @@ func TestClosingAChainReleasesItsInstances(t *testing.T) {
 	}
 }
 
-func TestTrailersOfTheRequestAreThePolicysToChange(t *testing.T) {
+func TestPoliciesChangeTrailersOfTheRequest(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "start enable 5", "request length 0", "request names 2", "request get 2 x-sum", "request set 2 x-sum 8", "request set 2 x-more 9")
 	r := request("POST", "/")

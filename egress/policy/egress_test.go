@@ -48,7 +48,7 @@ func (v *vault) Sign(name string, algorithm int32, data []byte) ([]byte, error) 
 	return v.record("sign", name, string('0'+algorithm), string(data))
 }
 
-func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
+func TestSecretFunctionsCallTheSource(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request ref token", "request encode 0 user:made-ref", "request hmac key AWS4 date region service",
 		"request sign app 1 header.claims", "response ref token")
@@ -73,7 +73,7 @@ func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
 	}(), "-1", "-3", "-3", "-3")
 }
 
-func TestAPolicySignsAFewTimesInARequest(t *testing.T) {
+func TestSignaturesPerRequestAreBounded(t *testing.T) {
 	h := newHost(t, nil)
 	lines := []string{"request sign app 1 x", "request sign app 1 x", "request sign app 1 x", "request sign app 1 x", "request sign app 1 x"}
 	p := scripted(t, h, lines...)
@@ -87,7 +87,7 @@ func TestAPolicySignsAFewTimesInARequest(t *testing.T) {
 	}
 }
 
-func TestThePolicyKnowsTheSandbox(t *testing.T) {
+func TestPoliciesGetTheSandbox(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request sandbox")
 	info := Info{Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "build", Owner: "ann", Labels: map[string]string{"team": "a"}}}
@@ -95,7 +95,7 @@ func TestThePolicyKnowsTheSandbox(t *testing.T) {
 	expectNotes(t, x, `{"id":"k3f9x2m7q1az","name":"build","owner":"ann","labels":{"team":"a"}}`)
 }
 
-func TestNotesAreFewAndShort(t *testing.T) {
+func TestNotesAreBounded(t *testing.T) {
 	h := newHost(t, nil)
 	lines := []string{"request note " + strings.Repeat("ä", 200) + "\x07\r"}
 	for range 20 {
@@ -107,7 +107,7 @@ func TestNotesAreFewAndShort(t *testing.T) {
 	}
 }
 
-func TestPoliciesRememberPerNameAndNamespace(t *testing.T) {
+func TestStoredValuesAreSeparateByNameAndNamespace(t *testing.T) {
 	h := newHost(t, nil)
 	lines := commands(t, "request kv-add count 2 0", "request kv-add count -5 0", "request kv-get name", "request kv-set name ann 0", "request kv-get name", "request kv-add name 1 0")
 	m := compile(t, h, "one", guest(t, script))
@@ -133,7 +133,7 @@ func TestLifetimesOfStoredValuesAreCheckedAtTheirExtremes(t *testing.T) {
 	expectNotes(t, x, "-3", "-3", "-3", "0", "1")
 }
 
-func TestADenialInAResponseThatWasKeptIsWhole(t *testing.T) {
+func TestADeniedBufferedResponseIsNotCut(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "start enable 2", "response deny no")
 	w, x := exchange(p, request("GET", "/"), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) })

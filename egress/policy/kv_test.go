@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestStoredValuesEnd(t *testing.T) {
+func TestStoredValuesExpire(t *testing.T) {
 	now := time.Now()
 	s := &space{entries: map[string]entry{}}
 	if err := s.set("a", []byte("1"), time.Second, now); err != nil {
@@ -29,7 +29,7 @@ func TestStoredValuesEnd(t *testing.T) {
 	}
 }
 
-func TestACounterDoesNotGoRound(t *testing.T) {
+func TestCountersDoNotOverflow(t *testing.T) {
 	now := time.Now()
 	for _, most := range []int64{math.MaxInt64, math.MinInt64} {
 		s := &space{entries: map[string]entry{}}
@@ -46,7 +46,7 @@ func TestACounterDoesNotGoRound(t *testing.T) {
 	}
 }
 
-func TestForgottenValuesAreGone(t *testing.T) {
+func TestForgetRemovesASpace(t *testing.T) {
 	var k kv
 	now := time.Now()
 	set := func(s *space) { _ = s.set("key", []byte("value"), 0, now) }

@@ -137,7 +137,7 @@ func TestStoredValuesSurviveARestart(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatChangesIsWrittenAndNotTooOften(t *testing.T) {
+func TestOnlyChangedPagesAreWrittenAtABoundedRate(t *testing.T) {
 	now, d := time.Now(), newDocuments()
 	k := openKV(t, d, now)
 	name := spaceName("p", "ann")
@@ -169,7 +169,7 @@ func TestOnlyWhatChangesIsWrittenAndNotTooOften(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeWrittenIsWrittenLater(t *testing.T) {
+func TestFailedWritesAreRepeated(t *testing.T) {
 	now, d := time.Now(), newDocuments()
 	k := openKV(t, d, now)
 	name := spaceName("p", "ann")
@@ -191,7 +191,7 @@ func TestWhatCannotBeWrittenIsWrittenLater(t *testing.T) {
 	}
 }
 
-func TestErasedValuesAreGoneFromTheDisk(t *testing.T) {
+func TestEraseDeletesStoredValues(t *testing.T) {
 	now, d := time.Now(), newDocuments()
 	k := openKV(t, d, now)
 	one, two := spaceName("one", "ann"), spaceName("two", "ann")
@@ -218,7 +218,7 @@ func TestErasedValuesAreGoneFromTheDisk(t *testing.T) {
 	}
 }
 
-func TestUnreadableValuesAreIgnoredAndStay(t *testing.T) {
+func TestUnreadableValuesAreIgnoredAndRetained(t *testing.T) {
 	now, d := time.Now(), newDocuments()
 	good := appendEntry(nil, "a", entry{value: []byte("1")})
 	for name, value := range map[string][]byte{"p/0/ann": good, "p/1/ann": {9, 9}, "p/2/ann": nil, "p/3/ann": good[:3], "nobody's": good} {

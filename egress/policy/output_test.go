@@ -12,7 +12,7 @@ import (
 )
 
 // Traefik's guests log an error and exit.
-func TestWhatAGuestLogsBeforeItExitsIsInTheError(t *testing.T) {
+func TestStartErrorsContainTheGuestsOutput(t *testing.T) {
 	m := Handler(imported("log", "wasi_snapshot_preview1.proc_exit"), "loading the list"+"the list is empty", pass, none)
 	m.Funcs = append(m.Funcs, Func{Export: "_initialize", Body: Code(
 		I32Const(2), I32Const(16), I32Const(17), Call(0), I32Const(0), I32Const(0), I32Const(16), Call(0), I32Const(1), Call(1), End)})
@@ -24,7 +24,7 @@ func TestWhatAGuestLogsBeforeItExitsIsInTheError(t *testing.T) {
 	}
 }
 
-func TestThatErrorIsBounded(t *testing.T) {
+func TestStartErrorsAreBounded(t *testing.T) {
 	m := Handler(imported("log", "wasi_snapshot_preview1.proc_exit"), strings.Repeat("x", 60_000), pass, none)
 	m.Funcs = append(m.Funcs, Func{Export: "_initialize", Body: Code(
 		bytes.Repeat(Code(I32Const(2), I32Const(0), I32Const(60_000), Call(0)), 10), I32Const(1), Call(1), End)})
@@ -101,7 +101,7 @@ func TestLinesHaveTheExchangeInWhichTheyWereWritten(t *testing.T) {
 	}
 }
 
-func TestANameThatIsNoneHasNoValues(t *testing.T) {
+func TestInvalidHeaderNamesHaveNoValues(t *testing.T) {
 	for _, kind := range []int32{requestHeader, requestTrailer, responseHeader} {
 		m := Handler(imported("get_header_values", "set_status_code"), "a b", Code(
 			I32Const(kind), I32Const(0), I32Const(3), I32Const(0), I32Const(0), Call(0), []byte{0xa7}, // i32.wrap_i64

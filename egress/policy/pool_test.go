@@ -214,7 +214,7 @@ func TestAllPoliciesTogetherAreBounded(t *testing.T) {
 	})
 }
 
-func TestMemoryOfOneOwnerIsNotAnothers(t *testing.T) {
+func TestPoliciesShareNoMemory(t *testing.T) {
 	h := newHost(t, nil)
 	// The guest traps if it was called before.
 	m := compile(t, h, "once", Handler(nil, "", Code(I32Const(0), Load(0), If, Unreachable, End, I32Const(0), I32Const(1), Store(0), pass), none).Binary())
@@ -225,7 +225,7 @@ func TestMemoryOfOneOwnerIsNotAnothers(t *testing.T) {
 	}
 }
 
-func TestTooMuchMemoryIsDenied(t *testing.T) {
+func TestGuestsThatExhaustTheirMemoryAreDenied(t *testing.T) {
 	h := newHost(t, nil)
 	_, x := exchange(scripted(t, h, "request hoard 20"), request("GET", "/"), nil)
 	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "out of memory") {
@@ -233,7 +233,7 @@ func TestTooMuchMemoryIsDenied(t *testing.T) {
 	}
 }
 
-func TestTheSameModuleIsCompiledOnceAndEndsWithItsLastUse(t *testing.T) {
+func TestAModuleIsCompiledOnceAndClosedAfterItsLastUse(t *testing.T) {
 	h := newHost(t, nil)
 	a, err := h.Compile(t.Context(), "a", responder())
 	if err != nil {
@@ -364,7 +364,7 @@ func resident(t testing.TB) int64 {
 }
 
 // TestMemoryOfAThousandReplacements makes more replacements, without the race detector.
-func TestReplacementsUnderLoadFailNoRequestAndLeaveNothing(t *testing.T) {
+func TestReplacementsUnderLoadFailNoRequestAndLeakNothing(t *testing.T) {
 	_, requests := replace(t, newHost(t, func(c *Config) { c.CacheDir = "" }), responder(), 250, 2)
 	t.Logf("%d requests", requests)
 }
@@ -436,7 +436,7 @@ func codeBytes(t *testing.T) (n uint64) {
 	return n
 }
 
-func TestTheCacheIsBoundedAndTheOldestGoFirst(t *testing.T) {
+func TestTheCacheEvictsTheLeastRecentlyUsedCode(t *testing.T) {
 	dir := t.TempDir()
 	h := newHost(t, func(c *Config) { c.CacheDir = dir })
 	var digests []string
@@ -457,7 +457,7 @@ func TestTheCacheIsBoundedAndTheOldestGoFirst(t *testing.T) {
 	}
 }
 
-func TestADamagedCacheKeepsNoPolicyFromRunning(t *testing.T) {
+func TestDamagedCachedCodeIsCompiledAgain(t *testing.T) {
 	dir := t.TempDir()
 	compileOnce := func() {
 		h, err := NewHost(Config{CacheDir: dir})

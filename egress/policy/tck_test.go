@@ -22,7 +22,7 @@ func handler(t testing.TB, steps []Step, next http.Handler) http.Handler {
 	})
 }
 
-func TestTheConformanceKitPasses(t *testing.T) {
+func TestHTTPWasmConformance(t *testing.T) {
 	h := newHost(t, nil)
 	p := configure(t, compile(t, h, "tck", tck.GuestWASM), "")
 	for _, version := range []string{"HTTP/1.1", "HTTP/2.0"} {

@@ -185,7 +185,7 @@ func TestWhatIsSignedOfTheBody(t *testing.T) {
 	}
 }
 
-func TestSpellingsOfOnePathAndQuery(t *testing.T) {
+func TestPathsAndQueriesAreCanonicalized(t *testing.T) {
 	for _, tt := range []struct{ service, path, want string }{
 		{"s3", "/a%20b/c%2Fd", "/a%20b/c/d"}, {"s3", "/a//../b", "/a//../b"}, {"s3", "/a b", "/a%20b"}, {"s3", "/a+b$", "/a%2Bb%24"},
 		{"x", "/a%20b", "/a%2520b"}, {"x", "/a/./b//c/", "/a/b/c/"}, {"x", "/../a", "/a"}, {"x", "/", "/"}, {"x", "", "/"},
@@ -224,7 +224,7 @@ func TestAPortIsPartOfTheHost(t *testing.T) {
 	}
 }
 
-func TestConfigurationsThatCannotWork(t *testing.T) {
+func TestInvalidConfigurationsAreRefused(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"service":"s3"}`:                                         "region",
 		`{"region":"eu-central-1"}`:                                "service",
@@ -240,7 +240,7 @@ func TestConfigurationsThatCannotWork(t *testing.T) {
 	}
 }
 
-func TestWithoutTheSecretNothingIsSent(t *testing.T) {
+func TestRequestsWithoutTheSecretAreDenied(t *testing.T) {
 	p := newSuite(t, "service")
 	p.Secrets = nil
 	if got := p.Send(sdktest.Get("https://example.amazonaws.com/")); !got.Denied || got.Method != "" {

@@ -32,7 +32,7 @@ func TestCredentialsAreTheRules(t *testing.T) {
 	}
 }
 
-func TestTheUserIsNeeded(t *testing.T) {
+func TestTheUserIsRequired(t *testing.T) {
 	for config, want := range map[string]string{
 		"":               `"user" is missing`,
 		`{"user":"a:b"}`: "colon",
@@ -45,7 +45,7 @@ func TestTheUserIsNeeded(t *testing.T) {
 	}
 }
 
-func TestWithoutTheSecretNothingIsSent(t *testing.T) {
+func TestRequestsWithoutTheSecretAreDenied(t *testing.T) {
 	got := sdktest.New(t, `{"user":"deploy"}`).Send(sdktest.Get("https://git.example.com/"))
 	if !got.Denied || got.Method != "" {
 		t.Errorf("got %+v", got)

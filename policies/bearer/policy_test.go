@@ -34,7 +34,7 @@ func TestASchemeIsOneWord(t *testing.T) {
 	}
 }
 
-func TestWithoutTheSecretNothingIsSent(t *testing.T) {
+func TestRequestsWithoutTheSecretAreDenied(t *testing.T) {
 	got := sdktest.New(t, "").Send(sdktest.Get("https://api.example.com/"))
 	if !got.Denied || got.Method != "" {
 		t.Errorf("got %+v", got)

@@ -28,7 +28,7 @@ func TestModulesOfEveryPolicyAreBuilt(t *testing.T) {
 	}
 }
 
-func TestAProgramWithoutPoliciesReportsThat(t *testing.T) {
+func TestMissingModulesAreReported(t *testing.T) {
 	if _, err := module(fstest.MapFS{}, "bearer"); !errors.Is(err, ErrNotBuilt) || !strings.Contains(err.Error(), "make build") {
 		t.Errorf("got %v", err)
 	}

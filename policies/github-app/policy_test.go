@@ -27,7 +27,7 @@ func newApp(t *testing.T, config string) (*sdktest.Policy, *rsa.PrivateKey) {
 	return p, key
 }
 
-func TestTheJWTIsWhatGitHubAsksFor(t *testing.T) {
+func TestTheJWTMeetsGitHubsRequirements(t *testing.T) {
 	p, key := newApp(t, `{"app":"Iv23liAbCdEf"}`)
 	r := sdktest.Get("https://api.github.com/app")
 	r.Header.Set("Authorization", "Bearer own")
@@ -65,7 +65,7 @@ func TestTheJWTIsWhatGitHubAsksFor(t *testing.T) {
 	}
 }
 
-func TestAJWTIsNotKept(t *testing.T) {
+func TestEachRequestGetsANewJWT(t *testing.T) {
 	p, _ := newApp(t, `{"app":"1"}`)
 	if got := p.Send(sdktest.Get("https://api.github.com/app")); got.Denied {
 		t.Fatal(got.Reason)
@@ -89,7 +89,7 @@ func TestInstallationTokensStayOutOfTheSandbox(t *testing.T) {
 	}
 }
 
-func TestAKeyThatIsNoneRefuses(t *testing.T) {
+func TestInvalidKeysDenyRequests(t *testing.T) {
 	p, _ := newApp(t, `{"app":"1"}`)
 	p.Secrets["private_key"] = "no key"
 	if got := p.Send(sdktest.Get("https://api.github.com/app")); !got.Denied || !strings.Contains(got.Reason, "private_key") {
@@ -97,7 +97,7 @@ func TestAKeyThatIsNoneRefuses(t *testing.T) {
 	}
 }
 
-func TestTheAppIsNeeded(t *testing.T) {
+func TestTheAppIsRequired(t *testing.T) {
 	for _, config := range []string{"", `{"app":"a\"b"}`, `{"app":7}`} {
 		if _, err := sdktest.Start(config); err == nil || !strings.Contains(err.Error(), "app") {
 			t.Errorf("%s: got %v", config, err)

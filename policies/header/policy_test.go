@@ -18,7 +18,7 @@ func TestTheHeaderReplacesTheClientsOwn(t *testing.T) {
 	}
 }
 
-func TestNamesThatCannotWorkAreRefused(t *testing.T) {
+func TestInvalidConfigurationsAreRefused(t *testing.T) {
 	for config, want := range map[string]string{
 		`{}`:                              "missing",
 		`{"name":"a b"}`:                  "not a name",

@@ -42,7 +42,7 @@ func TestRequestsOfAWindowAreCounted(t *testing.T) {
 	}
 }
 
-func TestEachSandboxAndHostHasItsOwn(t *testing.T) {
+func TestBudgetsAreSeparateBySandboxAndHost(t *testing.T) {
 	p := sdktest.New(t, `{"window":"1h","requests":1}`)
 	for _, id := range []string{"a", "b"} {
 		p.Sandbox.ID = id
@@ -92,7 +92,7 @@ func TestADeclaredLengthWithoutABodyBreaksNoBudget(t *testing.T) {
 	}
 }
 
-func TestAConnectionThatIsNotCountedIsRefused(t *testing.T) {
+func TestUpgradesAreDenied(t *testing.T) {
 	p := sdktest.New(t, `{"window":"1h","requests":1}`)
 	for protocol, want := range map[string]bool{"websocket": true, "WebSocket, h2c": true, "h2c": false, "": false} {
 		r := sdktest.Get(api)
@@ -137,7 +137,7 @@ func TestMethodsThatCount(t *testing.T) {
 	}
 }
 
-func TestWithoutRoomForACounterNothingIsSent(t *testing.T) {
+func TestRequestsAreDeniedIfCountersAreExhausted(t *testing.T) {
 	p := sdktest.New(t, `{"window":"1h","requests":1}`)
 	for i := range 1100 {
 		p.Sandbox.ID = strings.Repeat("x", i/100) + string(rune('0'+i/10%10)) + string(rune('0'+i%10))
@@ -147,7 +147,7 @@ func TestWithoutRoomForACounterNothingIsSent(t *testing.T) {
 	}
 }
 
-func TestConfigurationsThatCannotWork(t *testing.T) {
+func TestInvalidConfigurationsAreRefused(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"requests":1}`:                                   "window",
 		`{"window":"1 hour","requests":1}`:                 "window",

@@ -28,7 +28,7 @@ func TestTheParameterReplacesTheClientsOwn(t *testing.T) {
 	}
 }
 
-func TestTheNameIsNeeded(t *testing.T) {
+func TestTheNameIsRequired(t *testing.T) {
 	if _, err := sdktest.Start(`{}`); err == nil || !strings.Contains(err.Error(), "missing") {
 		t.Errorf("got %v", err)
 	}

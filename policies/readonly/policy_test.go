@@ -48,7 +48,7 @@ func TestOnlyReadsPass(t *testing.T) {
 	}
 }
 
-func TestAnotherMethodCannotHideInAHeader(t *testing.T) {
+func TestMethodOverridesAreDenied(t *testing.T) {
 	p := sdktest.New(t, "")
 	for _, header := range overrides {
 		r := sdktest.Get("https://api.example.com/")
@@ -75,7 +75,7 @@ func TestGlobs(t *testing.T) {
 	}
 }
 
-func TestConfigurationsThatCannotWork(t *testing.T) {
+func TestInvalidConfigurationsAreRefused(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"methods":["get"]}`:             "upper case",
 		`{"paths":["repos/**"]}`:          "begin with /",
@@ -89,7 +89,7 @@ func TestConfigurationsThatCannotWork(t *testing.T) {
 	}
 }
 
-func TestAWebSocketIsNotARead(t *testing.T) {
+func TestUpgradesAreDenied(t *testing.T) {
 	r := sdktest.Get("https://api.example.com/")
 	r.Header.Set("Upgrade", "websocket")
 	if got := sdktest.New(t, "").Send(r); !got.Denied || !strings.Contains(got.Reason, "change of protocol") {

@@ -13,7 +13,7 @@ func send(t *testing.T, config, body string) sdktest.Result {
 	return sdktest.New(t, config).Send(sdktest.Request("POST", "https://api.example.com/", body))
 }
 
-func TestWhatIsFound(t *testing.T) {
+func TestFinders(t *testing.T) {
 	key := "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----"
 	for _, tt := range []struct{ find, body, want string }{
 		{"email", `{"to":"a.b+c@mail.example.com","n":1}`, `{"to":"[redacted email]","n":1}`},
@@ -67,7 +67,7 @@ func TestFindingsCanDeny(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeSearchedIsRefused(t *testing.T) {
+func TestBodiesThatCannotBeSearchedAreDenied(t *testing.T) {
 	r := sdktest.Request("POST", "https://api.example.com/", "zipped")
 	r.Header.Set("Content-Encoding", "gzip")
 	if got := sdktest.New(t, `{"find":["email"]}`).Send(r); !got.Denied {
@@ -87,7 +87,7 @@ func TestWhatCannotBeSearchedIsRefused(t *testing.T) {
 	}
 }
 
-func TestWhatOverlapsIsTakenOutOnce(t *testing.T) {
+func TestOverlappingFindingsAreRedactedOnce(t *testing.T) {
 	got := send(t, `{"find":["email"],"patterns":[{"name":"tail","match":"cd SECRET"},{"name":"x","match":"@"}]}`, "to a@b.cd SECRET @")
 	if got.Body != "to [redacted email] [redacted x]" {
 		t.Errorf("got %q", got.Body)
@@ -126,7 +126,7 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-func TestConfigurationsThatCannotWork(t *testing.T) {
+func TestInvalidConfigurationsAreRefused(t *testing.T) {
 	for config, want := range map[string]string{
 		`{}`:                                 "aws-key, card, email, private-key, token",
 		`{"find":["emails"]}`:                `but there are aws-key`,

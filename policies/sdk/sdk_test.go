@@ -66,7 +66,7 @@ func TestARequestIsSeenAndChanged(t *testing.T) {
 	}
 }
 
-func TestWhatIsLongIsWhole(t *testing.T) {
+func TestLongTextsAreNotTruncated(t *testing.T) {
 	long := strings.Repeat("x", 10_000)
 	p := on(t, func(r *sdk.Request) error {
 		if r.URI() != "/"+long || r.Header.Get("X-Long") != long || r.Header.Values("X-Long")[1] != "short" {
@@ -79,7 +79,7 @@ func TestWhatIsLongIsWhole(t *testing.T) {
 	p.Send(r)
 }
 
-func TestAnErrorRefuses(t *testing.T) {
+func TestAnErrorDeniesTheRequest(t *testing.T) {
 	p := on(t, func(*sdk.Request) error { return sdk.Deny("not today") })
 	if got := p.Send(sdktest.Get("https://api.example.com/")); !got.Denied || got.Reason != "not today" || got.Method != "" {
 		t.Errorf("got %+v", got)
@@ -315,7 +315,7 @@ func TestIdentityOfARequest(t *testing.T) {
 	}
 }
 
-func TestWhatIsKeptBetweenExchanges(t *testing.T) {
+func TestValuesAreStoredBetweenExchanges(t *testing.T) {
 	step := 0
 	p := on(t, func(*sdk.Request) error {
 		step++
@@ -389,7 +389,7 @@ func TestConfigurationsAreChecked(t *testing.T) {
 	}
 }
 
-func TestAnEmptyPolicyLetsEverythingThrough(t *testing.T) {
+func TestAnEmptyPolicyForwardsEverything(t *testing.T) {
 	if got := serve(t, sdk.Policy{}).Send(sdktest.Get("https://api.example.com/a")); got.Denied || got.URI != "/a" {
 		t.Errorf("got %+v", got)
 	}

@@ -43,7 +43,7 @@ func files(t *testing.T, dir string) int {
 	return len(entries)
 }
 
-func TestModulesComeBackAsPushed(t *testing.T) {
+func TestModulesAreStoredAsPushed(t *testing.T) {
 	docs, dir := storetest.New(t), filepath.Join(t.TempDir(), "policies")
 	m := open(t, docs, dir)
 	put(t, m, "a/b", "sign", "first")
@@ -84,7 +84,7 @@ func TestModulesComeBackAsPushed(t *testing.T) {
 	}
 }
 
-func TestWhatAKillLeftIsRemoved(t *testing.T) {
+func TestOpenRemovesUnreferencedFiles(t *testing.T) {
 	docs, dir := storetest.New(t), t.TempDir()
 	put(t, open(t, docs, dir), "a", "sign", "module")
 	for _, name := range []string{".push-123", strings.Repeat("0", 64) + ".wasm"} {
@@ -120,7 +120,7 @@ func TestDamagedModulesAreNotUsed(t *testing.T) {
 	}
 }
 
-func TestRecordsThatCannotBeReadAreFaults(t *testing.T) {
+func TestUnreadableRecordsAreFaults(t *testing.T) {
 	docs := storetest.New(t)
 	for name, value := range map[string]string{
 		"a/sign": `{`, "nobody": `{}`, "a/other": `{"name":"else","digest":"` + Digest(nil) + `"}`, "a/path": `{"name":"path","digest":"sha256:../../x"}`,
@@ -136,7 +136,7 @@ func TestRecordsThatCannotBeReadAreFaults(t *testing.T) {
 	put(t, m, "a", "sign", "module")
 }
 
-func TestWhatCannotBeAPolicyIsRefused(t *testing.T) {
+func TestInvalidNamesAndModulesAreRefused(t *testing.T) {
 	m := open(t, storetest.New(t), t.TempDir())
 	for _, c := range []struct {
 		name   string
@@ -176,7 +176,7 @@ func TestModulesOfAnOwnerAreBounded(t *testing.T) {
 	put(t, m, "large", "all", "m")
 }
 
-func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
+func TestNothingChangesIfTheStoreFails(t *testing.T) {
 	docs, dir := storetest.New(t), t.TempDir()
 	m := open(t, docs, dir)
 	put(t, m, "a", "sign", "module")
@@ -192,7 +192,7 @@ func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
 	}
 }
 
-func TestReadersFindAWholeModuleWhileItIsPushed(t *testing.T) {
+func TestModulesAreReadWholeDuringAPush(t *testing.T) {
 	m := open(t, storetest.New(t), t.TempDir())
 	put(t, m, "a", "sign", "0")
 	var wg sync.WaitGroup

@@ -57,7 +57,7 @@ func TestModulesMayHaveAnEmptyDataSection(t *testing.T) {
 	}
 }
 
-func TestMemoryBeginsTheSame(t *testing.T) {
+func TestJoinedSegmentsInitializeTheSameMemory(t *testing.T) {
 	const last = 65536
 	for name, segments := range map[string][]Segment{
 		"one":              {{Offset: 8, Data: "a"}},
@@ -91,7 +91,7 @@ func TestMemoryBeginsTheSame(t *testing.T) {
 }
 
 // Code that names segments finds the same ones.
-func TestSegmentsThatCodeNamesStay(t *testing.T) {
+func TestReferencedSegmentsAreNotJoined(t *testing.T) {
 	start := func(body []byte) Assembly {
 		return Assembly{Pages: 1, Start: 0, Funcs: []Func{{}, {Export: "run", Results: []byte{I32}, Body: body}}, Segments: []Segment{
 			{Offset: 0, Data: "abcd"}, {Offset: 8, Data: "efgh"}, {Data: "ijkl", Passive: true}, {Offset: 16, Data: "mnop"},
@@ -133,7 +133,7 @@ func TestSegmentsThatCodeNamesStay(t *testing.T) {
 	}
 }
 
-func TestManySegmentsBecomeFew(t *testing.T) {
+func TestSegmentsAreJoined(t *testing.T) {
 	var segments []Segment
 	for i := range 1000 {
 		segments = append(segments, Segment{Offset: int32(20 * i), Data: "some bytes"})

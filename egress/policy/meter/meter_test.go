@@ -49,7 +49,7 @@ func run(t *testing.T, binary []byte, atTick int) (ticks int, result []uint64, e
 	return ticks, result, err
 }
 
-func TestWhatNeverEndsTicks(t *testing.T) {
+func TestEndlessCodeTicks(t *testing.T) {
 	module := func(funcs ...Func) []byte {
 		funcs[0].Export = "run"
 		return Assembly{Pages: 256, Funcs: funcs}.Binary()
@@ -120,7 +120,7 @@ func TestRewrittenModulesComputeTheSame(t *testing.T) {
 
 // The rewritten module has a global more, which is what is left to spend. A module
 // that names it names one that it does not have.
-func TestWhatIsLeftToSpendIsNotTheGuests(t *testing.T) {
+func TestGuestsCannotAccessTheFuel(t *testing.T) {
 	const get, set = 0x23, 0x24
 	for name, body := range map[string][]byte{
 		"set": Code(I32Const(1<<31-1), []byte{set, 0}, End),
@@ -178,7 +178,7 @@ func repeat(n int, code []byte) (all []byte) {
 	return all
 }
 
-func TestTablesCannotGrowWithoutEnd(t *testing.T) {
+func TestTablesAreBounded(t *testing.T) {
 	// table.grow by a million places
 	binary := []byte("\x00asm\x01\x00\x00\x00\x01\x05\x01\x60\x00\x01\x7f\x03\x02\x01\x00\x04\x04\x01\x70\x00\x00\x07\x07\x01\x03run\x00\x00")
 	body := Code([]byte{0}, []byte{0xd0, 0x70}, I32Const(1_000_000), []byte{0xfc, 0x0f, 0x00}, End)

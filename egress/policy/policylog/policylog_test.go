@@ -43,7 +43,7 @@ func TestFilters(t *testing.T) {
 	}
 }
 
-func TestTheLatestLinesAreKept(t *testing.T) {
+func TestTheLatestLinesAreStored(t *testing.T) {
 	l := New()
 	for i := range 2*maxLines + 10 {
 		l.Add(one, Line{Level: Info, Text: fmt.Sprint(i)})
@@ -54,7 +54,7 @@ func TestTheLatestLinesAreKept(t *testing.T) {
 	}
 }
 
-func TestFollowersGetWhatIsKeptAndWhatComes(t *testing.T) {
+func TestFollowersGetStoredAndNewLines(t *testing.T) {
 	l := New()
 	l.Add(one, Line{Level: Info, Text: "kept"})
 	lines, stop := l.Follow(one, Filter{Level: Info})

@@ -27,7 +27,7 @@ type outer struct {
 	Not    string `json:"-"`
 }
 
-func TestWhatIsReadIsWhatEncodingJSONReads(t *testing.T) {
+func TestStrictReadsAsEncodingJSONDoes(t *testing.T) {
 	for _, text := range []string{
 		`{}`, ` { } `, `null`,
 		`{"text":"a","flag":true,"count":-12,"small":255,"ratio":1.5e3}`,
@@ -47,7 +47,7 @@ func TestWhatIsReadIsWhatEncodingJSONReads(t *testing.T) {
 	}
 }
 
-func TestErrorsHaveThePositionAndTheRemedy(t *testing.T) {
+func TestErrorsNameThePositionAndTheRemedy(t *testing.T) {
 	for text, want := range map[string]string{
 		``:                                "line 1, column 1: the JSON ends where an object should be",
 		`[]`:                              "this is an object, not a list",
@@ -100,7 +100,7 @@ func TestErrorsHaveThePositionAndTheRemedy(t *testing.T) {
 	}
 }
 
-func TestLenientPassesOverWhatItDoesNotKnow(t *testing.T) {
+func TestLenientSkipsUnknownFields(t *testing.T) {
 	var v inner
 	text := `{"x":{"a":[1,-2.5e3,"s",true,false,null,{}]},"paths":["/"],"y":[[]],"z":"\u0041"}`
 	if err := decode.Lenient([]byte(text), &v); err != nil || len(v.Paths) != 1 {
