@@ -7,6 +7,7 @@ import (
 
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/experimental"
 )
 
 // instance is a guest with its memory.
@@ -32,7 +33,7 @@ func (p *Policy) start(ctx context.Context) (*instance, error) {
 	}
 	i := &instance{policy: p, output: output{logger: &p.logger}}
 	i.call.begin(i, h.config.StartLimit)
-	i.call.Context = i.memory.within(context.Background())
+	i.call.Context = experimental.WithMemoryAllocator(context.Background(), &i.memory)
 	i.call.run(starting)
 	err := i.instantiate()
 	i.output.flush(nil)

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"context"
 	"sync"
 
 	"github.com/tetratelabs/wazero/experimental"
@@ -18,11 +17,6 @@ import (
 type memory struct {
 	mapped []byte
 	freed  sync.Once
-}
-
-// within returns a context with which wazero allocates an instance's memory from m.
-func (m *memory) within(ctx context.Context) context.Context {
-	return experimental.WithMemoryAllocator(ctx, m)
 }
 
 // Allocate reserves max bytes of address space for the one memory that a module may have,

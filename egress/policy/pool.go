@@ -134,14 +134,20 @@ var errBusy = errors.New("busy")
 // acquire returns an idle instance or a new one. It counts toward the share of sharer,
 // unless sharer is empty. Errors: errBusy if no slot becomes free within WaitLimit,
 // *StartError, or ctx.Err().
-func (p *Policy) acquire(ctx context.Context, sharer string) (*instance, error) {
+func (p *Policy) acquire(ctx context.Context, sharer string) (i *instance, err error) {
 	share := p.share(sharer)
 	if share != nil {
 		if err := p.host.acquireSlot(ctx, share); err != nil {
 			return nil, err
 		}
 	}
-	i, err := p.acquireInstance(ctx)
+	if err = p.host.acquireSlot(ctx, p.slots); err == nil {
+		if i = p.idleInstance(); i == nil {
+			if i, err = p.start(ctx); err != nil {
+				<-p.slots
+			}
+		}
+	}
 	if err == nil {
 		i.share = share
 	} else if share != nil {
@@ -150,26 +156,17 @@ func (p *Policy) acquire(ctx context.Context, sharer string) (*instance, error) 
 	return i, err
 }
 
-// acquireInstance returns an instance that holds a slot in slots.
-func (p *Policy) acquireInstance(ctx context.Context) (*instance, error) {
-	if err := p.host.acquireSlot(ctx, p.slots); err != nil {
-		return nil, err
-	}
+// idleInstance removes an instance from the idle ones. It returns nil if there are none.
+func (p *Policy) idleInstance() *instance {
 	p.mu.Lock()
-	if last := len(p.idle) - 1; last >= 0 {
-		i := p.idle[last]
-		p.idle[last] = nil
-		p.idle = p.idle[:last]
-		p.mu.Unlock()
-		return i, nil
+	defer p.mu.Unlock()
+	last := len(p.idle) - 1
+	if last < 0 {
+		return nil
 	}
-	p.mu.Unlock()
-	i, err := p.start(ctx)
-	if err != nil {
-		<-p.slots
-		return nil, err
-	}
-	return i, nil
+	i := p.idle[last]
+	p.idle = slices.Delete(p.idle, last, last+1)
+	return i
 }
 
 // shared is the divisor of a sharer's share: a sharer can use a quarter of a policy's

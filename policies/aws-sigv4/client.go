@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"io"
 	"net/url"
 	"slices"
 	"strings"
@@ -12,10 +13,10 @@ import (
 
 const unsigned = "UNSIGNED-PAYLOAD"
 
-// payloadOf is what is signed of the body.
+// payloadOf returns what stands for the body in the signature.
 func payloadOf(c config, r *sdk.Request) (string, error) {
-	// AWS's programs hash the body for S3 themselves, and would send a body in
-	// which they signed each chunk by the key that they do not have.
+	// AWS's programs hash the body for S3 themselves. Where they sign each chunk, they do so
+	// with a key that is not the rule's.
 	switch own := r.Header.Get("X-Amz-Content-Sha256"); {
 	case own == unsigned, own == "STREAMING-UNSIGNED-PAYLOAD-TRAILER", isHash(own):
 		return own, nil
@@ -29,29 +30,23 @@ func payloadOf(c config, r *sdk.Request) (string, error) {
 		return "", err
 	}
 	hash := sha256.New()
-	chunk := make([]byte, 16<<10)
-	for {
-		n, err := r.Body.Read(chunk)
-		hash.Write(chunk[:n])
-		if err != nil {
-			return hex.EncodeToString(hash.Sum(nil)), nil // io.EOF
-		}
-	}
+	_, err := io.Copy(hash, &r.Body)
+	return hex.EncodeToString(hash.Sum(nil)), err
 }
 
 func isHash(s string) bool {
 	return len(s) == 2*sha256.Size && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// own are the parameters of a request that the client signed in its query.
-var own = []string{
+// signatureParameters are the parameters of a request that the client signed in its query.
+var signatureParameters = []string{
 	"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Date", "X-Amz-Expires",
 	"X-Amz-SignedHeaders", "X-Amz-Signature", "X-Amz-Security-Token",
 }
 
-// dropOwn removes the client's own signature, and writes the query's spaces so
-// that they mean one thing to those who sign and those who check.
-func dropOwn(r *sdk.Request) {
+// removeSignature removes the client's own signature, and writes spaces in the query in the
+// form that both the signature and the service use.
+func removeSignature(r *sdk.Request) {
 	r.Header.Del("Authorization")
 	r.Header.Del("X-Amz-Security-Token")
 	r.Header.Del("Date") // X-Amz-Date takes its place
@@ -59,21 +54,21 @@ func dropOwn(r *sdk.Request) {
 	if !found {
 		return
 	}
-	var kept []string
+	var pairs []string
 	for pair := range strings.SplitSeq(query, "&") {
 		key, _, _ := strings.Cut(pair, "=")
-		if unescaped, err := url.QueryUnescape(key); pair == "" || err == nil && slices.ContainsFunc(own, func(o string) bool { return strings.EqualFold(o, unescaped) }) {
+		if unescaped, err := url.QueryUnescape(key); pair == "" || err == nil && slices.ContainsFunc(signatureParameters, func(p string) bool { return strings.EqualFold(p, unescaped) }) {
 			continue
 		}
-		kept = append(kept, strings.ReplaceAll(pair, "+", "%20"))
+		pairs = append(pairs, strings.ReplaceAll(pair, "+", "%20"))
 	}
-	if len(kept) > 0 {
-		path += "?" + strings.Join(kept, "&")
+	if len(pairs) > 0 {
+		path += "?" + strings.Join(pairs, "&")
 	}
 	r.SetURI(path)
 }
 
-// signedHeaders are the headers that have to be signed: the host, the type and all
+// signedHeaders returns the headers that have to be signed: the host, the type and all
 // of Amazon's. Others may be changed on the way.
 func signedHeaders(r *sdk.Request) ([]header, error) {
 	host := r.Header.Get("Host")

@@ -11,10 +11,10 @@ import (
 )
 
 type config struct {
-	// AccessKeyID may be left out if there is a secret access_key_id.
+	// AccessKeyID may be omitted if the rule has the secret access_key_id.
 	AccessKeyID string `json:"access_key_id"`
-	// SessionToken of temporary credentials. It is signed, so that the policy has
-	// to see it; without the key it is worth nothing.
+	// SessionToken of temporary credentials. It is signed, so the policy has to see it;
+	// without the key it is worthless.
 	SessionToken string `json:"session_token"`
 	Region       string `json:"region"`
 	Service      string `json:"service"`
@@ -69,7 +69,7 @@ func sign(c config, r *sdk.Request) error {
 	if err != nil {
 		return err
 	}
-	dropOwn(r)
+	removeSignature(r)
 	now := sdk.Now().UTC()
 	r.Header.Set("X-Amz-Date", now.Format("20060102T150405Z"))
 	if c.SessionToken != "" {

@@ -12,7 +12,7 @@ import (
 	"github.com/doze-run/doze/policies/sdk"
 )
 
-// signing is all that goes into a signature.
+// signing has the parts of a signature.
 type signing struct {
 	method, path, query string // as they are sent
 	headers             []header
@@ -51,7 +51,7 @@ func (s *signing) canonicalRequest() string {
 	return strings.Join([]string{s.method, s.canonicalPath(), canonicalQuery(s.query), headers.String(), s.headerNames(), s.payload}, "\n")
 }
 
-// headerNames are the names of the signed headers, sorted with them.
+// headerNames returns the names of the signed headers, sorted.
 func (s *signing) headerNames() string {
 	names := make([]string, len(s.headers))
 	for i, h := range s.headers {
@@ -61,9 +61,9 @@ func (s *signing) headerNames() string {
 	return strings.Join(names, ";")
 }
 
-// canonicalPath is the path in one spelling. S3 takes each part of it as a name of
-// its own and escapes it once; all other services resolve dots and empty parts, and
-// escape what was sent, escapes included.
+// canonicalPath returns the path in one spelling. S3 uses the path as it is, escaped once;
+// all other services resolve dots and empty parts, and escape the path as sent, including
+// its escapes.
 func (s *signing) canonicalPath() string {
 	if s.service == "s3" {
 		path := s.path
@@ -89,7 +89,7 @@ func (s *signing) canonicalPath() string {
 	return path
 }
 
-// canonicalQuery is the query with its parameters sorted, in one spelling.
+// canonicalQuery returns the query with its parameters sorted, in one spelling.
 func canonicalQuery(query string) string {
 	type parameter struct{ name, value string }
 	var parameters []parameter
@@ -98,7 +98,7 @@ func canonicalQuery(query string) string {
 			continue
 		}
 		name, value, _ := strings.Cut(pair, "=")
-		parameters = append(parameters, parameter{again(name), again(value)})
+		parameters = append(parameters, parameter{reescape(name), reescape(value)})
 	}
 	slices.SortFunc(parameters, func(a, b parameter) int {
 		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.value, b.value))
@@ -110,8 +110,8 @@ func canonicalQuery(query string) string {
 	return strings.Join(pairs, "&")
 }
 
-// again escapes characters that are escaped already a second time.
-func again(s string) string {
+// reescape returns s in canonical escapes.
+func reescape(s string) string {
 	if unescaped, err := url.QueryUnescape(s); err == nil {
 		s = unescaped
 	}

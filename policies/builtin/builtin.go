@@ -37,8 +37,7 @@ var (
 // Names of the policies that doze ships, sorted, in this program or not.
 func Names() []string { return policies.Names() }
 
-// Module is the WebAssembly of a policy. The caller keeps what it needs again:
-// each call decompresses it.
+// Module returns the WebAssembly of a policy. Each call decompresses it.
 func Module(name string) ([]byte, error) { return module(modules, name) }
 
 func module(from fs.FS, name string) ([]byte, error) {
@@ -49,11 +48,11 @@ func module(from fs.FS, name string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("policy %s: %w", name, ErrNotBuilt)
 	}
+	var wasm []byte
 	r, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		return nil, fmt.Errorf("policy %s: %w", name, err)
+	if err == nil {
+		wasm, err = io.ReadAll(r)
 	}
-	wasm, err := io.ReadAll(r)
 	if err != nil {
 		return nil, fmt.Errorf("policy %s: %w", name, err)
 	}

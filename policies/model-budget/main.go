@@ -1,4 +1,4 @@
-// Model-budget bounds what each sandbox asks of a model's API in a span of time.
+// Model-budget bounds each sandbox's requests to a model's API in a span of time.
 package main
 
 import (
@@ -34,7 +34,7 @@ const (
 	minWindow = time.Second
 	maxWindow = 366 * 24 * time.Hour
 	maxName   = 100 // bytes: with the sandbox's id it has to fit into a key of 256
-	// maxLimit keeps sums of concurrent counts far from the end of int64.
+	// maxLimit prevents sums of concurrent counts from overflowing.
 	maxLimit = 1 << 50
 )
 
@@ -103,14 +103,13 @@ func (b *budget) counts(method string) bool {
 	return slices.Contains(b.Methods, method)
 }
 
-// spend takes amount from what is left of limit, or gives nothing of it. It is
-// added before it is compared, so that requests at the same time do not all see
-// room for the last one.
+// spend spends amount of limit, or denies the request. It adds the amount before it compares
+// the sum, so that concurrent requests cannot all spend what is left.
 func (b *budget) spend(key string, amount, limit int64, what string) error {
 	added := min(amount, limit+1) // the client declares the length of its body, which can be anything
 	spent, err := sdk.KVAdd(key, added, b.window)
 	if err != nil {
-		return err // no room for another counter: refused rather than not counted
+		return err // the limit of counters is reached: refused rather than not counted
 	}
 	if spent <= limit {
 		return nil
@@ -124,16 +123,16 @@ func (b *budget) spend(key string, amount, limit int64, what string) error {
 		" in " + b.Window + " are used, and this request needs " + strconv.FormatInt(amount, 10))
 }
 
-// refund takes amount off what was spent.
+// refund subtracts amount from what was spent.
 func (b *budget) refund(key string, amount int64) error {
 	left, err := sdk.KVAdd(key, -amount, b.window)
-	if err == nil && left < 0 { // of a window that has ended since
+	if err == nil && left < 0 { // the window has ended since
 		_, err = sdk.KVAdd(key, amount, b.window)
 	}
 	return err
 }
 
-// sizeOf is the length of the body. One that comes without its length is buffered.
+// sizeOf returns the length of the body. A body without a declared length is buffered.
 func sizeOf(r *sdk.Request) (int64, error) {
 	if length := r.Header.Get("Content-Length"); length != "" {
 		return strconv.ParseInt(length, 10, 64)
@@ -141,13 +140,5 @@ func sizeOf(r *sdk.Request) (int64, error) {
 	if err := sdk.Enable(sdk.BufferRequest); err != nil {
 		return 0, err
 	}
-	var size int64
-	chunk := make([]byte, 16<<10)
-	for {
-		n, err := r.Body.Read(chunk)
-		size += int64(n)
-		if err == io.EOF {
-			return size, nil
-		}
-	}
+	return io.Copy(io.Discard, &r.Body)
 }

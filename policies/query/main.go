@@ -39,15 +39,15 @@ func build(c config) (sdk.Policy, error) {
 	}}, nil
 }
 
-// without is the query without the parameter of that name, in whatever escapes it
-// is written. All else stays as it was sent.
+// without returns the query without a parameter, however its name is escaped. Other
+// parameters stay as they were sent.
 func without(query, name string) string {
-	var kept []string
+	var pairs []string
 	for pair := range strings.SplitSeq(query, "&") {
 		key, _, _ := strings.Cut(pair, "=")
 		if unescaped, err := url.QueryUnescape(key); pair != "" && (err != nil || unescaped != name) {
-			kept = append(kept, pair)
+			pairs = append(pairs, pair)
 		}
 	}
-	return strings.Join(kept, "&")
+	return strings.Join(pairs, "&")
 }

@@ -14,7 +14,7 @@ type config struct {
 	Methods []string `json:"methods"`
 	// Paths are globs; none means every path.
 	Paths []string `json:"paths"`
-	// Also is let through too, such as POST to a path that only searches.
+	// Also permits more requests, such as POST to a path that only searches.
 	Also []also `json:"also"`
 }
 
@@ -71,7 +71,7 @@ func check(permits []also, r *sdk.Request) error {
 		return sdk.Deny("read-only: what is sent after a change of protocol may write")
 	}
 	path, plain := readPath(sent)
-	named := false // a permit for this method inspects the path
+	named := false // a permit for this method has paths
 	for _, p := range permits {
 		if !slices.Contains(p.Methods, method) {
 			continue

@@ -42,7 +42,7 @@ var (
 	ErrUnknown = errors.New("unknown policy")
 	// ErrDamaged is returned for a module whose file is gone or was changed.
 	ErrDamaged = errors.New("the stored module is damaged: push it again")
-	// ErrInUse is for callers that know the rules: a policy that a rule names stays.
+	// ErrInUse is for callers that know the rules: a policy in use cannot be deleted.
 	ErrInUse = errors.New("rules name the policy")
 	// ErrBuiltIn is returned for a policy that doze ships, which has no module of the owner's.
 	ErrBuiltIn = errors.New("the policy is part of doze")
@@ -50,19 +50,19 @@ var (
 	ErrTooMany = fmt.Errorf("an owner has at most %d policies of %d MiB in all: delete one first", MaxModules, MaxOfOwner>>20)
 )
 
-// Info is what is known of a policy.
+// Info describes a policy.
 type Info struct {
 	Name   string `json:"name"`
 	Digest string `json:"digest"` // sha256:<hex> of the module
 	Size   int64  `json:"size"`   // bytes
-	// BuiltIn policies come with doze. None of them is kept here.
+	// BuiltIn policies come with doze. They are not stored here.
 	BuiltIn   bool      `json:"built_in,omitempty"`
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
-	// UsedBy are the rules that name it, as owner/NAME, or sandbox/ID/NAME. Callers that
-	// know the rules fill it in.
+	// UsedBy lists the rules that use the policy: owner/NAME or sandbox/ID/NAME. Callers
+	// that know the rules set it.
 	UsedBy []string `json:"used_by,omitempty"`
-	// ReplacesBuiltIn: it was pushed, and doze ships one of that name, which the
-	// owner's rules do not reach.
+	// ReplacesBuiltIn means that the policy was pushed under the name of a built-in policy,
+	// which the owner's rules then do not use.
 	ReplacesBuiltIn bool `json:"replaces_built_in,omitempty"`
 }
 
@@ -81,11 +81,11 @@ type Modules struct {
 
 const documentKind = "policies"
 
-// Open reads what there is, makes dir when it is missing, and removes files that no
-// policy names. The folder is the Modules' own.
+// Open reads the stored policies, creates dir if it is missing, and removes unreferenced
+// files. No other program may use the folder.
 func Open(ctx context.Context, docs document.Store, dir string) (*Modules, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the folder of policies: %w", err)
+		return nil, fmt.Errorf("create the folder of policies: %w", err)
 	}
 	m := &Modules{docs: docs, dir: dir, now: time.Now, owners: map[string]map[string]Info{}}
 	err := docs.Documents(ctx, documentKind, func(document string, value []byte) error {
@@ -100,17 +100,17 @@ func Open(ctx context.Context, docs document.Store, dir string) (*Modules, error
 	if err != nil {
 		return nil, fmt.Errorf("read the policies: %w", err)
 	}
-	return m, m.removeUnnamed()
+	return m, m.removeUnreferenced()
 }
 
-// Faults are what was wrong with stored policies at Open, for the log. Rules that
-// name such a policy find none and deny.
+// Faults returns the errors of stored policies at Open, for the log. Rules that use such a
+// policy deny.
 func (m *Modules) Faults() []error { return m.faults }
 
 func decode(document string, value []byte) (owner string, info Info, err error) {
 	cut := strings.LastIndexByte(document, '/')
 	if cut < 0 {
-		return "", Info{}, errors.New("it names no owner")
+		return "", Info{}, errors.New("the name has no owner")
 	}
 	if err := json.Unmarshal(value, &info); err != nil {
 		return "", Info{}, err
@@ -121,15 +121,15 @@ func decode(document string, value []byte) (owner string, info Info, err error) 
 	return document[:cut], info, nil
 }
 
-// removeUnnamed removes what a kill left between a file and its document.
-func (m *Modules) removeUnnamed() error {
+// removeUnreferenced removes files without a document, which a killed node can leave.
+func (m *Modules) removeUnreferenced() error {
 	entries, err := os.ReadDir(m.dir)
 	if err != nil {
 		return fmt.Errorf("clean up the folder of policies: %w", err)
 	}
 	for _, e := range entries {
 		digest := "sha256:" + strings.TrimSuffix(e.Name(), ".wasm")
-		if m.named(digest) {
+		if m.referenced(digest) {
 			continue
 		}
 		if err := os.Remove(filepath.Join(m.dir, e.Name())); err != nil {
@@ -178,7 +178,7 @@ func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (I
 	return info, nil
 }
 
-// fits reports whether the owner may have that one in addition to the others.
+// fits reports whether a policy fits into the owner's limits.
 func (m *Modules) fits(owner string, info Info) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -192,7 +192,7 @@ func (m *Modules) fits(owner string, info Info) bool {
 	return count <= MaxModules && size <= MaxOfOwner
 }
 
-// Delete forgets a policy. Errors: ErrUnknown, or the store's.
+// Delete deletes a policy. Errors: ErrUnknown, or the store's.
 func (m *Modules) Delete(ctx context.Context, owner, name string) error {
 	m.change.Lock()
 	defer m.change.Unlock()
@@ -217,7 +217,7 @@ func (m *Modules) List(owner string) []Info {
 	return slices.SortedFunc(maps.Values(m.owners[owner]), func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// Get returns what is known of a policy, or ErrUnknown.
+// Get returns the description of a policy, or ErrUnknown.
 func (m *Modules) Get(owner, name string) (Info, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -228,10 +228,10 @@ func (m *Modules) Get(owner, name string) (Info, error) {
 	return info, nil
 }
 
-// Read returns a policy with its module, which is the one that was pushed. Errors:
-// ErrUnknown, ErrDamaged (wrapped).
+// Read returns a policy with its module, whose digest it verifies. Errors: ErrUnknown,
+// ErrDamaged (wrapped).
 func (m *Modules) Read(owner, name string) (Info, []byte, error) {
-	m.change.Lock() // or a push removes the file meanwhile
+	m.change.Lock() // a concurrent push could remove the file
 	defer m.change.Unlock()
 	info, err := m.Get(owner, name)
 	if err != nil {
@@ -256,8 +256,8 @@ func (m *Modules) set(owner string, info Info) {
 	m.owners[owner][info.Name] = info
 }
 
-// named reports whether any policy has that digest.
-func (m *Modules) named(digest string) bool {
+// referenced reports whether any policy has a digest.
+func (m *Modules) referenced(digest string) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for _, policies := range m.owners {
@@ -270,7 +270,7 @@ func (m *Modules) named(digest string) bool {
 	return false
 }
 
-// Digest of a module, as Info has it.
+// Digest returns the digest of a module, in the form of Info.Digest.
 func Digest(module []byte) string {
 	sum := sha256.Sum256(module)
 	return "sha256:" + hex.EncodeToString(sum[:])
@@ -283,8 +283,8 @@ func (m *Modules) path(digest string) string {
 	return filepath.Join(m.dir, strings.TrimPrefix(digest, "sha256:")+".wasm")
 }
 
-// write makes the file, whole and on the disk before it has its name. A file that
-// exists and is right stays unchanged.
+// write stores a module. The file is complete and synced before it gets its name. An
+// existing file with the same content stays unchanged.
 func (m *Modules) write(digest string, module []byte) error {
 	path := m.path(digest)
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, module) {
@@ -294,7 +294,7 @@ func (m *Modules) write(digest string, module []byte) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // which the rename has taken
+	defer os.Remove(f.Name()) // fails after the rename
 	_, err = f.Write(module)
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
@@ -309,9 +309,9 @@ func (m *Modules) write(digest string, module []byte) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// removeFile removes the file of a digest that no policy has any more.
+// removeFile removes the file of a digest, unless a policy refers to it.
 func (m *Modules) removeFile(digest string) error {
-	if m.named(digest) {
+	if m.referenced(digest) {
 		return nil
 	}
 	if err := os.Remove(m.path(digest)); err != nil && !errors.Is(err, fs.ErrNotExist) {

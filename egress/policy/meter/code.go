@@ -11,44 +11,44 @@ type body struct {
 	reader
 	m      *parser
 	out    []byte
-	copied int // in data, of what is in out already
+	copied int // bytes of data that are already in out
 
 	params  int
 	locals  int
 	blocks  int
-	scratch uint32 // a local of ours, used by instructions on many bytes
+	scratch uint32 // index of an added local, for instructions on many bytes
 	bulk    bool   // scratch is needed
 
 	open []scope
-	// lead is the loop with which the function begins, if it does. It pays for what
-	// follows it, too.
+	// lead is the loop that begins the function, if any. It also pays for the code after
+	// it.
 	lead scope
 }
 
 // scope is a block that is not closed yet.
 type scope struct {
-	// price is where in out the price of a turn is to be written; 0: the block is
-	// part of the one around it.
+	// price is the position in out of the price of an iteration; 0: the enclosing block
+	// pays for this one.
 	price  int
 	began  int // in data
 	nested int // bytes that loops inside account for
 }
 
-// copy takes over what was read since the last time.
+// copy appends to out what was read since the last copy.
 func (b *body) copy() {
 	b.out = append(b.out, b.data[b.copied:b.at]...)
 	b.copied = b.at
 }
 
-// rewrite reads a function without its length and appends the new one with it.
+// rewrite reads a function without its length, and appends the new one with its length.
 func (b *body) rewrite(out []byte) []byte {
 	groups, declared := b.declarations()
 	code := b.at
 	b.copied = code
 	b.scratch = uint32(b.locals)
 
-	// A function that begins with a loop pays there: Go's functions do, and have next to
-	// nothing behind it.
+	// A function that begins with a loop pays there: Go's functions do, and have hardly any
+	// code after it.
 	entry := scope{began: code}
 	if b.left() == 0 || b.data[code] != 0x03 {
 		entry.price = b.charge()
@@ -98,8 +98,8 @@ func (b *body) declarations() (groups int, declared []byte) {
 	return groups, b.data[start:max(start, b.at)]
 }
 
-// charge appends the payment for code whose length is not known yet, and returns
-// where its price is to be written.
+// charge appends the payment for code whose length is not known yet, and returns the
+// position of its price.
 func (b *body) charge() int {
 	b.emit(0x23, b.m.fuel)      // global.get
 	b.out = append(b.out, 0x41) // i32.const
@@ -109,8 +109,8 @@ func (b *body) charge() int {
 	return price
 }
 
-// pay takes the number on top of the stack from what lies below it, which becomes
-// the counter, and calls the host when it is used up.
+// pay appends code that subtracts the price on top of the stack from the counter below it,
+// and calls the host when the counter is used up.
 func (b *body) pay() {
 	b.out = append(b.out, 0x6b)                               // i32.sub
 	b.emit(0x24, b.m.fuel)                                    // global.set
@@ -181,10 +181,10 @@ func (b *body) endFunction() {
 	}
 }
 
-// setPrice writes the price of so many bytes of code.
+// setPrice writes the price of size bytes of code.
 func (b *body) setPrice(at, size int) { putConst(b.out[at:], uint32(1+max(0, size)/unitBytes)) }
 
-// index moves the index of a function, at which the reader stands, past our import.
+// index reads the index of a function, and appends it as moved.
 func (b *body) index() {
 	b.copy()
 	f := b.u32()
@@ -192,7 +192,7 @@ func (b *body) index() {
 	b.copied = b.at
 }
 
-// immediates passes over what belongs to an instruction of one byte.
+// immediates skips the immediate arguments of an instruction of one byte.
 func (b *body) immediates(op byte) {
 	switch {
 	case op == 0x00, op == 0x01, op == 0x05, op == 0x0f, op == 0x1a, op == 0x1b,
@@ -239,7 +239,8 @@ func (b *body) immediates(op byte) {
 	}
 }
 
-// miscellaneous instructions: of them, those on n bytes cost as much as they do.
+// miscellaneous reads an instruction with the prefix 0xfc. Those on n bytes are charged
+// for each byte.
 func (b *body) miscellaneous() {
 	start := b.at - 1
 	op := b.u32()
@@ -274,7 +275,7 @@ func (b *body) miscellaneous() {
 	b.pay()
 }
 
-// vector instructions.
+// vector reads an instruction with the prefix 0xfd.
 func (b *body) vector() {
 	switch op := b.u32(); {
 	case op <= 11, op == 92, op == 93: // loads and stores

@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// maxGap is how many zeros are written out rather than begin another segment, which
-// takes as many bytes in a compiler.
+// maxGap is the longest run of zeros that is written in place of another segment, which
+// takes about as many bytes in a compiler.
 const maxGap = 64
 
 // joinData joins the segments that fill memory when an instance starts. Go's linker
-// leaves out each run of some zeros, so that its smallest policy has 30,000: each
-// instance evaluates every one of them, and keeps it.
+// omits runs of zeros, so that its smallest policy has 30,000 segments, and every instance
+// evaluates and stores each of them.
 //
-// They stay unchanged where a program could notice: if code names segments by their
-// index, or if some are not for the start. The compiler reports invalid ones.
+// Segments stay unchanged if the program could notice: if code refers to segments by
+// index, or if some are passive. The compiler reports invalid ones.
 func (m *parser) joinData(r *reader) []byte {
 	m.dataSegments = r.count("data segments", maxSegments)
 	m.segments = m.dataSegments
@@ -52,10 +52,10 @@ func (m *parser) rewriteCount(r *reader) []byte {
 type joiner struct {
 	out      []byte   // room for the number of segments, and the segments
 	segments int      // in out
-	begun    bool     // the last one can go on:
+	begun    bool     // the last one can be extended:
 	offset   uint64   // where it begins in memory
 	content  int      // where its content begins in out, behind its length
-	filled   []extent // by those before it
+	filled   []extent // by the segments before it
 }
 
 // extent of memory, without its end.
@@ -88,7 +88,7 @@ func (j *joiner) add(r *reader) {
 
 var zeros [maxGap]byte
 
-// begin writes what stands before the content of a segment. Its length is not known yet.
+// begin writes the head of a segment, whose length is not known yet.
 func (j *joiner) begin(offset uint64) {
 	j.begun, j.offset = true, offset
 	j.out = appendI32(append(j.out, 0, 0x41), uint32(offset))
@@ -97,7 +97,7 @@ func (j *joiner) begin(offset uint64) {
 	j.content = len(j.out)
 }
 
-// isZero reports whether no segment in out fills any of it.
+// isZero reports whether no segment in out overlaps the gap.
 func (j *joiner) isZero(gap extent) bool {
 	return len(j.filled) <= maxExtents &&
 		!slices.ContainsFunc(j.filled, func(e extent) bool { return gap.from < e.to && e.from < gap.to })

@@ -1,19 +1,19 @@
 // Package meter rewrites WebAssembly modules so that they can be stopped.
 //
 // A running guest is machine code that Go cannot interrupt: while it loops, the
-// garbage collector waits for it, and the whole node for the collector. Each
-// function and each loop of a rewritten module therefore pays for the code that
-// it is about to run from a counter, and when that is used up, calls [Tick] of
-// [Import], where the host reads its clock and may end the guest.
+// garbage collector waits for it, and the whole node waits for the collector. Therefore
+// each function and each loop of a rewritten module pays from a counter for the code that
+// it is about to run. When the counter is used up, it calls [Tick] of [Import], where the
+// host reads its clock and may end the guest.
 //
-// wazero has a switch of its own for this, WithCloseOnContextDone. It leaves
-// machine code in each turn of each loop, which is slow, and not at all in
-// functions without loops, so that recursion never ends.
+// wazero's own option for this, WithCloseOnContextDone, adds a check to each iteration of
+// a loop, which is slow, and none to functions without loops, so that endless recursion is
+// not stopped.
 //
-// Segments of data are joined on the way: some linkers make one for every few bytes.
+// Data segments are joined as well: some linkers make one for every few bytes.
 //
-// The contents of a module are bounded, too, before anything is compiled: a
-// few bytes of a module can ask a compiler for gigabytes.
+// The contents of a module are bounded before anything is compiled: a few bytes of a
+// module can make a compiler allocate gigabytes.
 package meter
 
 import (
@@ -35,7 +35,7 @@ const (
 	quantum = 100_000
 	// unitBytes of code make a unit.
 	unitBytes = 8
-	// bulkShift: instructions on n bytes of memory or places of a table cost
+	// bulkShift: instructions on n bytes of memory or slots of a table cost
 	// n>>bulkShift units: memory is filled with 10 bytes a nanosecond.
 	bulkShift = 4
 )
@@ -47,7 +47,7 @@ const (
 	maxImports   = 1_000
 	maxFunctions = 100_000
 	maxTables    = 16
-	maxTable     = 1 << 17 // places in all tables, and in all segments for them
+	maxTable     = 1 << 17 // slots in all tables, and in all segments for them
 	maxGlobals   = 10_000
 	maxExports   = 10_000
 	maxSegments  = 100_000
@@ -80,37 +80,37 @@ const (
 // Signature of a function.
 type Signature struct{ Params, Results []ValueType }
 
-// Imported is a function that a module asks for.
+// Imported is a function that a module imports.
 type Imported struct {
 	Module, Name string
 	Signature    Signature
 }
 
-// Exported is what a module offers.
+// Exported is an export of a module.
 type Exported struct {
 	Kind      byte
 	Signature Signature // of a function
-	// Empty: it is a function that does nothing.
+	// Empty means that it is a function that does nothing.
 	Empty bool
 }
 
-// Module is a module that was taken apart and rewritten.
+// Module is a rewritten module.
 type Module struct {
 	Imports []Imported
 	Exports map[string]Exported
-	// MemoryPages that an instance has from the beginning, of 64 KiB.
+	// MemoryPages is the initial memory of an instance, in pages of 64 KiB.
 	MemoryPages uint32
 	// Binary is the rewritten module: with ticks, without debug information, and with
 	// fewer segments of data.
 	Binary []byte
 }
 
-// ErrNotWASM: the bytes do not begin as a module does.
+// ErrNotWASM is returned for bytes that do not begin as a module does.
 var ErrNotWASM = errors.New("not a WebAssembly module: a binary begins with the bytes 00 61 73 6d")
 
-// Instrument rewrites a module whose memory may have so many pages. The rewritten
-// module is valid if the given one is, which is for a compiler to check. Errors
-// name the limit that the module exceeds, or an import that is not offered.
+// Instrument rewrites a module whose memory may have at most memoryPages pages. If the
+// module is valid, so is the result; a compiler has to check that. Errors name the limit
+// that the module exceeds, or an import that is not offered.
 func Instrument(module []byte, memoryPages uint32) (*Module, error) {
 	if len(module) < 8 || string(module[:4]) != "\x00asm" {
 		return nil, ErrNotWASM

@@ -29,25 +29,25 @@ var order = []byte{typeSection, importSection, functionSection, tableSection, me
 type parser struct {
 	memoryPages uint32
 	sections    [countSection + 1][]byte
-	names       []byte // the custom section "name", without that
+	names       []byte // content of the custom section "name"
 
 	types        []Signature
-	functions    []uint32 // types, of imported ones first
+	functions    []uint32 // types of functions, imported ones first
 	imported     uint32   // functions
 	tableSlots   int      // in tables and in segments for them
 	empty        map[uint32]bool
 	namesData    bool // code has indices of data segments
 	dataSegments int  // data segments
-	segments     int  // that are left of them
+	segments     int  // data segments of the result
 
-	tick uint32 // index of our import
-	fuel uint32 // index of our global, which follows the module's globals
+	tick uint32 // index of the added import
+	fuel uint32 // index of the added global, which follows the module's globals
 	work int
 
 	result Module
 }
 
-// moved is the index that a function has after ours was imported.
+// moved returns the index of a function after the import was added.
 func (m *parser) moved(f uint32) uint32 {
 	if f >= m.imported {
 		return f + 1
@@ -210,7 +210,7 @@ func (m *parser) readFunctions(r *reader) []byte {
 	return r.data
 }
 
-// limits reads the sizes of a table or a memory, of which the larger is at most bound.
+// limits reads the sizes of a table or a memory, the larger at most bound.
 func (r *reader) limits(bound uint32) (low, high uint32) {
 	flag := r.byte()
 	if flag > 1 {
@@ -265,7 +265,7 @@ func (m *parser) rewriteGlobals(r *reader) []byte {
 	return append(out, 0x0b)
 }
 
-// constant takes over an expression that is evaluated at the start.
+// constant copies an expression that is evaluated at the start.
 func (m *parser) constant(r *reader, out []byte) []byte {
 	b := &body{reader: reader{data: r.data, at: r.at, err: r.err}, m: m, copied: r.at, open: []scope{{}}}
 	for b.err == nil && len(b.open) > 0 {
@@ -391,8 +391,8 @@ func (m *parser) rewriteExports(r *reader) []byte {
 	return out
 }
 
-// appendNames keeps the names of functions, for the traces of traps. Names that
-// cannot be read are left out: they mean nothing to the guest.
+// appendNames appends the names of functions, for the traces of traps. It omits
+// unreadable names, which mean nothing to the guest.
 func (m *parser) appendNames(binary []byte) []byte {
 	const ofFunctions = 1
 	r := &reader{data: m.names}

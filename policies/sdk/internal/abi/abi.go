@@ -1,7 +1,7 @@
 // Package abi is the interface between a policy and its host: the http-wasm
 // handler ABI (module http_handler) and doze's own functions (module
-// doze_egress_v1). In WebAssembly the methods of Node are imports; natively they are those
-// of the Host that a test has set.
+// doze_egress_v1). In WebAssembly the methods of Node are imports; natively they are the
+// methods of the Host that a test has set.
 //
 // Functions that return text or bytes write them into buf and return their
 // length. If the length is more than len(buf), nothing was written.
