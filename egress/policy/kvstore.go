@@ -105,18 +105,15 @@ func (k *kv) writer(stop <-chan struct{}, write func(ctx context.Context, now ti
 	timer.Stop()
 	defer timer.Stop()
 	var at time.Time // when the timer fires; zero: never
-	wakeAt := func(due time.Time) {
-		if at.IsZero() || due.Before(at) {
-			at = due
-			timer.Reset(time.Until(due))
-		}
-	}
 	for {
 		select {
 		case <-stop:
 			return
 		case <-k.changed:
-			wakeAt(time.Now().Add(writeAfter))
+			if due := time.Now().Add(writeAfter); at.IsZero() || due.Before(at) {
+				at = due
+				timer.Reset(writeAfter)
+			}
 		case now := <-timer.C:
 			if err := write(context.Background(), now, false); err != nil {
 				k.log.Error("failed to store values of policies", "error", err)

@@ -29,8 +29,7 @@ func build(c config) (sdk.Policy, error) {
 		if err != nil {
 			return err
 		}
-		// Without waiting for a 401: git sends its credentials only then, and has
-		// none to send.
+		// Without waiting for a 401, after which git would send its own credentials.
 		r.Header.Set("Authorization", credentials)
 		return nil
 	}}, nil

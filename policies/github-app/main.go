@@ -15,7 +15,7 @@ import (
 type config struct {
 	// App is the app's client ID or its number.
 	App string `json:"app"`
-	// InstallationTokens lets the sandbox make such tokens. It then has them.
+	// InstallationTokens permits the sandbox to create such tokens, which it then has.
 	InstallationTokens bool `json:"installation_tokens"`
 }
 
@@ -24,8 +24,8 @@ func init() { sdk.Serve(build) }
 func main() {}
 
 const (
-	// GitHub takes a JWT for ten minutes at most, and advises to date it back by
-	// one for clocks that differ.
+	// GitHub accepts lifetimes up to ten minutes, and advises to backdate the JWT by one
+	// minute because clocks differ.
 	lifetime = 9 * time.Minute
 	backdate = time.Minute
 )
@@ -45,8 +45,8 @@ func build(c config) (sdk.Policy, error) {
 		if !c.InstallationTokens && makesToken(r) {
 			return sdk.Deny(`installation tokens would be a credential inside the sandbox; "installation_tokens" allows them`)
 		}
-		// Made for each request, which takes the node about a millisecond: the same
-		// instance may serve another rule, with another key or for another host.
+		// A JWT for each request, which takes the node about a millisecond: the same instance
+		// may serve another rule, with another key or for another host.
 		now := sdk.Now()
 		claims := `{"iat":` + seconds(now.Add(-backdate)) + `,"exp":` + seconds(now.Add(lifetime)) + `,"iss":"` + c.App + `"}`
 		signed := header + "." + encode([]byte(claims))
@@ -62,7 +62,7 @@ func build(c config) (sdk.Policy, error) {
 func seconds(t time.Time) string { return strconv.FormatInt(t.Unix(), 10) }
 
 // makesToken reports whether the response to the request might be a token,
-// POST /app/installations/ID/access_tokens, in whatever spelling.
+// POST /app/installations/ID/access_tokens, in any spelling.
 func makesToken(r *sdk.Request) bool {
 	method := r.Method()
 	if method == "GET" || method == "HEAD" {

@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// finder recognizes one kind of thing. It is written by hand: a regular expression
-// over a body of a megabyte takes longer than a policy has.
+// finder recognizes one kind of text. It is written by hand: a regular expression over a body
+// of a megabyte exceeds the time limit of policies.
 type finder struct {
 	name string
-	// marks are the characters at which at is asked; with word only where a word
-	// begins.
+	// marks are the characters at which at is called; with word, only at the beginning of
+	// a word.
 	marks string
 	word  bool
-	// at returns the span of the thing to which the mark at i belongs, if it is one. It
+	// at returns the span of the text to which the mark at i belongs, if it recognizes one. It
 	// begins at from or later.
 	at func(body []byte, from, i int) (start, end int, ok bool)
 }
@@ -32,25 +32,25 @@ var finders = []finder{
 	{"token", firstOf(tokenPrefixes), true, atToken},
 }
 
-// span is something that was found.
+// span is a text that was found.
 type span struct {
 	start, end int
 	name       string
 }
 
-// maxSpans: a body with more is not an accident.
+// maxSpans bounds the findings: a body with more is not an accident.
 const maxSpans = 10_000
 
 // find returns the spans that the finders recognize, in one pass and in order, without
 // overlap. The first ones win. It stops at maxSpans.
 func find(body []byte, finders []finder) (found []span) {
-	// The finders to call at a character: bit i is finders[i]. A body is mostly text
-	// without any, so that its length costs only this look-up.
-	var asked [256]uint8
+	// The finders to call at a character: bit i is finders[i]. Most characters have none, so
+	// they cost only this look-up.
+	var marked [256]uint8
 	var words uint8
 	for i, f := range finders {
 		for _, c := range []byte(f.marks) {
-			asked[c] |= 1 << i
+			marked[c] |= 1 << i
 		}
 		if f.word {
 			words |= 1 << i
@@ -58,15 +58,15 @@ func find(body []byte, finders []finder) (found []span) {
 	}
 	from := 0
 	for i := 0; i < len(body); i++ {
-		ask := asked[body[i]]
-		if ask == 0 {
+		called := marked[body[i]]
+		if called == 0 {
 			continue
 		}
 		if i > 0 && wordTable[body[i-1]] {
-			ask &^= words
+			called &^= words
 		}
-		for ; ask != 0; ask &= ask - 1 {
-			f := &finders[bits.TrailingZeros8(ask)]
+		for ; called != 0; called &= called - 1 {
+			f := &finders[bits.TrailingZeros8(called)]
 			if start, end, ok := f.at(body, from, i); ok {
 				if found = append(found, span{start, end, f.name}); len(found) == maxSpans {
 					return found
@@ -103,7 +103,7 @@ func tableOf(characters string) (table [256]bool) {
 func isDigit(c byte) bool { return c >= '0' && c <= '9' }
 func isWord(c byte) bool  { return wordTable[c] }
 
-// extend is where what ok says of characters ends, from i on.
+// extend returns the end of the characters from i on that ok accepts.
 func extend(body []byte, i int, ok func(byte) bool) int {
 	for i < len(body) && ok(body[i]) {
 		i++
@@ -179,7 +179,7 @@ func checked(number []byte) bool {
 }
 
 // atPrivateKey is a private key in PEM, also where JSON has escaped its line ends.
-// One without an end goes on to the body's.
+// A key without an end extends to the end of the body.
 func atPrivateKey(body []byte, _, start int) (int, int, bool) {
 	begin, end, mark := []byte("-----BEGIN "), []byte("-----END "), []byte("PRIVATE KEY-----")
 	if !bytes.HasPrefix(body[start:], begin) {
@@ -209,9 +209,7 @@ var (
 func firstOf(words []string) string {
 	var first []byte
 	for _, w := range words {
-		if bytes.IndexByte(first, w[0]) < 0 {
-			first = append(first, w[0])
-		}
+		first = append(first, w[0])
 	}
 	return string(first)
 }
@@ -232,12 +230,12 @@ func atPrefixed(body []byte, start int, prefixes []string, least, most int, ok f
 }
 
 // atAWSKey is the id of an access key of AWS. The keys themselves look like any
-// other text of their length.
+// other text of that length.
 func atAWSKey(body []byte, _, start int) (int, int, bool) {
 	return atPrefixed(body, start, awsPrefixes, 16, 16, func(c byte) bool { return isDigit(c) || c >= 'A' && c <= 'Z' })
 }
 
-// atToken is a token of a service that marks its own.
+// atToken is a token of a service that marks its tokens.
 func atToken(body []byte, _, start int) (int, int, bool) {
 	return atPrefixed(body, start, tokenPrefixes, 20, 300, func(c byte) bool { return isWord(c) || c == '_' || c == '-' })
 }

@@ -15,15 +15,15 @@ import (
 )
 
 type config struct {
-	// Find names what this policy knows; see known.
+	// Find lists the names of finders.
 	Find []string `json:"find"`
-	// Patterns are found too.
+	// Patterns are further expressions to find.
 	Patterns []pattern `json:"patterns"`
 	// Action is "redact" unless it is "deny".
 	Action string `json:"action"`
 }
 
-// pattern is a regular expression (RE2) with the name that stands in its place.
+// pattern is a regular expression (RE2) with the name that replaces its matches.
 type pattern struct {
 	Name  string `json:"name"`
 	Match string `json:"match"`
@@ -117,7 +117,7 @@ func (p *redact) request(r *sdk.Request) error {
 	return write(&r.Body, body, found)
 }
 
-// search is what finders and expressions find, in order and without overlap.
+// search returns the findings of finders and expressions, in order and without overlap.
 func (p *redact) search(body []byte) []span {
 	found := find(body, p.finders)
 	for _, e := range p.expressions {
@@ -155,9 +155,9 @@ func count(found []span) string {
 	return strings.Join(texts, ", ")
 }
 
-// write puts [redacted NAME] in place of what was found. Neither JSON nor a form
-// has to escape that in text. It goes to the node in pieces: a second copy of the
-// body might not fit into the policy's memory.
+// write replaces findings with [redacted NAME], which neither JSON nor a form has to escape in
+// text. It passes the body to the node in pieces: a second copy might not fit into the
+// policy's memory.
 func write(w io.Writer, body []byte, found []span) error {
 	out := bufio.NewWriterSize(w, 32<<10)
 	from := 0

@@ -15,10 +15,6 @@ type Request struct {
 	Context uint32
 }
 
-func newRequest() Request {
-	return Request{Header: Header{abi.RequestHeader}, Body: Body{kind: abi.RequestBody}, Trailer: Header{abi.RequestTrailer}}
-}
-
 // Method returns the method, such as GET.
 func (r *Request) Method() string {
 	b := fetch(abi.Node().GetMethod)
@@ -86,13 +82,6 @@ type Response struct {
 	Context uint32
 	// Failed reports that no response came.
 	Failed bool
-}
-
-func newResponse(context uint32, failed bool) Response {
-	return Response{
-		Header: Header{abi.ResponseHeader}, Body: Body{kind: abi.ResponseBody}, Trailer: Header{abi.ResponseTrailer},
-		Context: context, Failed: failed,
-	}
 }
 
 // Status returns the status, such as 200. It needs BufferResponse.

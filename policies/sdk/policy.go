@@ -84,7 +84,7 @@ func handleRequest() uint64 {
 	if policy.Request == nil {
 		return abi.Next
 	}
-	request = newRequest()
+	request = Request{Header: Header{abi.RequestHeader}, Body: Body{kind: abi.RequestBody}, Trailer: Header{abi.RequestTrailer}}
 	switch err := policy.Request(&request); err {
 	case nil:
 		return uint64(request.Context)<<32 | abi.Next
@@ -100,7 +100,10 @@ func handleResponse(reqCtx, isError uint32) {
 	if policy.Response == nil {
 		return
 	}
-	response = newResponse(reqCtx, isError != 0)
+	response = Response{
+		Header: Header{abi.ResponseHeader}, Body: Body{kind: abi.ResponseBody}, Trailer: Header{abi.ResponseTrailer},
+		Context: reqCtx, Failed: isError != 0,
+	}
 	if err := policy.Response(&response); err != nil {
 		abi.Node().Deny(err.Error())
 	}

@@ -1,8 +1,9 @@
-package catalog
+package catalog_test
 
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -11,21 +12,25 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/store/document"
 	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
-func open(t *testing.T, docs document.Store, dir string) *Modules {
+// kind is the kind of the documents.
+const kind = "policies"
+
+func open(t *testing.T, docs document.Store, dir string) *catalog.Modules {
 	t.Helper()
-	m, err := Open(context.Background(), docs, dir)
+	m, err := catalog.Open(context.Background(), docs, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
 }
 
-func put(t *testing.T, m *Modules, owner, name, module string) Info {
+func put(t *testing.T, m *catalog.Modules, owner, name, module string) catalog.Info {
 	t.Helper()
 	info, err := m.Put(context.Background(), owner, name, []byte(module))
 	if err != nil {
@@ -49,10 +54,10 @@ func TestModulesAreStoredAsPushed(t *testing.T) {
 	put(t, m, "a/b", "sign", "first")
 	info := put(t, m, "a/b", "sign", "second")
 	put(t, m, "c", "other", "second")
-	if info.Size != 6 || info.Digest != Digest([]byte("second")) || info.UpdatedAt.IsZero() {
+	if info.Size != 6 || info.Digest != catalog.Digest([]byte("second")) || info.UpdatedAt.IsZero() {
 		t.Errorf("got %+v", info)
 	}
-	for _, m := range []*Modules{m, open(t, docs, dir)} {
+	for _, m := range []*catalog.Modules{m, open(t, docs, dir)} {
 		got, module, err := m.Read("a/b", "sign")
 		if err != nil || string(module) != "second" || got.Digest != info.Digest {
 			t.Errorf("got %+v, %q, %v", got, module, err)
@@ -60,7 +65,7 @@ func TestModulesAreStoredAsPushed(t *testing.T) {
 		if list := m.List("a/b"); len(list) != 1 || list[0].Name != "sign" || m.Faults() != nil {
 			t.Errorf("got %+v, %v", list, m.Faults())
 		}
-		if _, err := m.Get("c", "sign"); !errors.Is(err, ErrUnknown) {
+		if _, err := m.Get("c", "sign"); !errors.Is(err, catalog.ErrUnknown) {
 			t.Errorf("another owner: %v, want ErrUnknown", err)
 		}
 	}
@@ -76,10 +81,10 @@ func TestModulesAreStoredAsPushed(t *testing.T) {
 	if err := m.Delete(t.Context(), "c", "other"); err != nil || files(t, dir) != 0 {
 		t.Errorf("%v, %d files are left", err, files(t, dir))
 	}
-	if err := m.Delete(t.Context(), "c", "other"); !errors.Is(err, ErrUnknown) {
+	if err := m.Delete(t.Context(), "c", "other"); !errors.Is(err, catalog.ErrUnknown) {
 		t.Errorf("again: %v, want ErrUnknown", err)
 	}
-	if _, _, err := m.Read("c", "other"); !errors.Is(err, ErrUnknown) {
+	if _, _, err := m.Read("c", "other"); !errors.Is(err, catalog.ErrUnknown) {
 		t.Errorf("Read: %v, want ErrUnknown", err)
 	}
 }
@@ -102,20 +107,21 @@ func TestDamagedModulesAreNotUsed(t *testing.T) {
 	docs, dir := storetest.New(t), t.TempDir()
 	m := open(t, docs, dir)
 	info := put(t, m, "a", "sign", "module")
-	if err := os.WriteFile(m.path(info.Digest), []byte("forged"), 0o600); err != nil {
+	file := filepath.Join(dir, strings.TrimPrefix(info.Digest, "sha256:")+".wasm")
+	if err := os.WriteFile(file, []byte("forged"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, module, err := m.Read("a", "sign"); module != nil || !errors.Is(err, ErrDamaged) {
+	if _, module, err := m.Read("a", "sign"); module != nil || !errors.Is(err, catalog.ErrDamaged) {
 		t.Errorf("changed: %q, %v; want ErrDamaged", module, err)
 	}
 	put(t, m, "a", "sign", "module")
 	if _, _, err := m.Read("a", "sign"); err != nil {
 		t.Errorf("pushed again: %v", err)
 	}
-	if err := os.Remove(m.path(info.Digest)); err != nil {
+	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := m.Read("a", "sign"); !errors.Is(err, ErrDamaged) {
+	if _, _, err := m.Read("a", "sign"); !errors.Is(err, catalog.ErrDamaged) {
 		t.Errorf("gone: %v, want ErrDamaged", err)
 	}
 }
@@ -123,9 +129,9 @@ func TestDamagedModulesAreNotUsed(t *testing.T) {
 func TestUnreadableRecordsAreFaults(t *testing.T) {
 	docs := storetest.New(t)
 	for name, value := range map[string]string{
-		"a/sign": `{`, "nobody": `{}`, "a/other": `{"name":"else","digest":"` + Digest(nil) + `"}`, "a/path": `{"name":"path","digest":"sha256:../../x"}`,
+		"a/sign": `{`, "unowned": `{}`, "a/other": `{"name":"else","digest":"` + catalog.Digest(nil) + `"}`, "a/path": `{"name":"path","digest":"sha256:../../x"}`,
 	} {
-		if err := docs.PutDocument(t.Context(), documentKind, name, []byte(value)); err != nil {
+		if err := docs.PutDocument(t.Context(), kind, name, []byte(value)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -137,38 +143,51 @@ func TestUnreadableRecordsAreFaults(t *testing.T) {
 }
 
 func TestInvalidNamesAndModulesAreRefused(t *testing.T) {
-	m := open(t, storetest.New(t), t.TempDir())
+	dir := t.TempDir()
+	m := open(t, storetest.New(t), dir)
 	for _, c := range []struct {
 		name   string
 		module []byte
 		field  string
 	}{
 		{"../x", []byte("m"), "name"}, {"", []byte("m"), "name"}, {"Sign", []byte("m"), "name"},
-		{"sign", nil, "module"}, {"sign", make([]byte, MaxModule+1), "module"},
+		{"sign", nil, "module"}, {"sign", make([]byte, catalog.MaxModule+1), "module"},
 	} {
 		var invalid *problem.InvalidError
 		if _, err := m.Put(t.Context(), "a", c.name, c.module); !errors.As(err, &invalid) || invalid.Field != c.field {
 			t.Errorf("%q with %d bytes: %v, want an InvalidError of %s", c.name, len(c.module), err, c.field)
 		}
 	}
-	for _, owner := range []string{"", strings.Repeat("o", maxOwner+1)} {
+	for _, owner := range []string{"", strings.Repeat("o", 129)} {
 		if _, err := m.Put(t.Context(), owner, "sign", []byte("m")); err == nil {
-			t.Errorf("the owner %.10q was taken", owner)
+			t.Errorf("the owner %.10q was accepted", owner)
 		}
 	}
-	if files(t, m.dir) != 0 {
+	if files(t, dir) != 0 {
 		t.Error("something was written")
 	}
 }
 
 func TestModulesOfAnOwnerAreBounded(t *testing.T) {
-	m := open(t, storetest.New(t), t.TempDir())
-	for n := range MaxModules {
-		m.set("many", Info{Name: fmt.Sprint(n), Digest: Digest(nil)})
+	docs := storetest.New(t)
+	store := func(owner string, info catalog.Info) {
+		t.Helper()
+		info.Digest = catalog.Digest(nil)
+		value, err := json.Marshal(info)
+		if err == nil {
+			err = docs.PutDocument(t.Context(), kind, owner+"/"+info.Name, value)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	m.set("large", Info{Name: "all", Digest: Digest(nil), Size: MaxOfOwner})
+	for n := range catalog.MaxModules {
+		store("many", catalog.Info{Name: fmt.Sprint(n)})
+	}
+	store("large", catalog.Info{Name: "all", Size: catalog.MaxOfOwner})
+	m := open(t, docs, t.TempDir())
 	for _, owner := range []string{"many", "large"} {
-		if _, err := m.Put(t.Context(), owner, "sign", []byte("m")); !errors.Is(err, ErrTooMany) {
+		if _, err := m.Put(t.Context(), owner, "sign", []byte("m")); !errors.Is(err, catalog.ErrTooMany) {
 			t.Errorf("%s: %v, want ErrTooMany", owner, err)
 		}
 	}
@@ -193,7 +212,8 @@ func TestNothingChangesIfTheStoreFails(t *testing.T) {
 }
 
 func TestModulesAreReadWholeDuringAPush(t *testing.T) {
-	m := open(t, storetest.New(t), t.TempDir())
+	dir := t.TempDir()
+	m := open(t, storetest.New(t), dir)
 	put(t, m, "a", "sign", "0")
 	var wg sync.WaitGroup
 	for n := range 4 {
@@ -209,7 +229,7 @@ func TestModulesAreReadWholeDuringAPush(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := files(t, m.dir); n != 1 {
+	if n := files(t, dir); n != 1 {
 		t.Errorf("%d files are left", n)
 	}
 }
