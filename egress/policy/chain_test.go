@@ -15,6 +15,7 @@ import (
 	"testing/iotest"
 
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 // scripted returns a policy that runs the commands in lines.
@@ -38,9 +39,7 @@ func expectNotes(t *testing.T, x *result, want ...string) {
 	if x.Denied != nil {
 		t.Fatalf("denied: %+v", *x.Denied)
 	}
-	if !slices.Equal(x.Notes, want) {
-		t.Errorf("notes are %q, want %q", x.Notes, want)
-	}
+	testkit.Diff(t, "the notes", x.Notes, want)
 }
 
 func TestThePolicySeesTheRequest(t *testing.T) {
@@ -162,9 +161,8 @@ func TestAPolicyRespondsItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	body, _ := io.ReadAll(resp.Body)
-	if resp.StatusCode != 451 || string(body) != "nope" || resp.Header.Get("Content-Type") != "text/x-law" || resp.Trailer.Get("X-Sum") != "7" {
+	body := testkit.Body(t, resp)
+	if resp.StatusCode != 451 || body != "nope" || resp.Header.Get("Content-Type") != "text/x-law" || resp.Trailer.Get("X-Sum") != "7" {
 		t.Errorf("got %d %s %v %v", resp.StatusCode, body, resp.Header, resp.Trailer)
 	}
 	_, x := exchange(p, request("GET", "/"), nil)
@@ -242,12 +240,7 @@ func TestAResponseIsBufferedForThePolicy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer resp.Body.Close()
-		b, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp, string(b)
+		return resp, testkit.Body(t, resp)
 	}
 	resp, body := get("start enable 6", "response upper 1", "response status 200", "response remove 1 x-up", "response set 1 x-down 2",
 		"response set 3 x-sum 9")

@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	. "github.com/doze-run/doze/egress/internal/wat"
+	"github.com/doze-run/doze/testkit"
 )
 
 // hostileModules returns modules of some 100 kB that are expensive to compile, each for a
@@ -102,9 +102,7 @@ func TestCancelingCompileEndsTheCompiler(t *testing.T) {
 		_, err := h.Compile(ctx, "hostile", hostileModules()["nested blocks"].Binary())
 		ended <- err
 	}()
-	for len(h.compiling) == 0 {
-		runtime.Gosched()
-	}
+	testkit.Eventually(t, "a compiler to run", func() bool { return len(h.compiling) > 0 })
 	// Other modules compile meanwhile.
 	compile(t, h, "other", responder()).Release()
 	select {
@@ -135,9 +133,7 @@ func TestTheSameBytesAreCompiledOnceAtATime(t *testing.T) {
 			ended <- err
 		}()
 	}
-	for len(h.compiling) == 0 {
-		runtime.Gosched()
-	}
+	testkit.Eventually(t, "a compiler to run", func() bool { return len(h.compiling) > 0 })
 	if n := len(h.compiling); n != 1 {
 		t.Errorf("%d compilers run", n)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	. "github.com/doze-run/doze/egress/internal/wat"
+	"github.com/doze-run/doze/testkit"
 )
 
 // Traefik's guests log an error and exit.
@@ -49,7 +50,7 @@ func TestLogEnabledReportsLoggedLevels(t *testing.T) {
 	}{
 		{"a log without debug", slog.LevelInfo, nil, map[int32]int{-2: 0, -1: 0, 0: 1, 1: 1, 2: 1, 3: 0, 4: 0}},
 		{"a log of errors", slog.LevelError, nil, map[int32]int{-1: 0, 0: 0, 1: 0, 2: 1, 3: 0}},
-		{"one who keeps all lines", slog.LevelError, func(Line) {}, map[int32]int{-2: 0, -1: 1, 0: 1, 1: 1, 2: 1, 3: 0}},
+		{"a sink for all lines", slog.LevelError, func(Line) {}, map[int32]int{-2: 0, -1: 1, 0: 1, 1: 1, 2: 1, 3: 0}},
 	} {
 		h := newHost(t, func(config *Config) {
 			config.Log = slog.New(slog.NewTextHandler(&bytes.Buffer{}, &slog.HandlerOptions{Level: c.log}))
@@ -86,14 +87,7 @@ func TestLinesHaveTheExchangeInWhichTheyWereWritten(t *testing.T) {
 		{Level: slog.LevelDebug, Text: "pri", Flow: "f1", Sandbox: "k3f9x2m7q1az", SandboxName: "shop"},
 		{Level: slog.LevelInfo, Text: "print", Flow: "f1", Sandbox: "k3f9x2m7q1az", SandboxName: "shop"},
 	}
-	if len(lines) != len(want) {
-		t.Fatalf("got %+v", lines)
-	}
-	for i := range want {
-		if lines[i] != want[i] {
-			t.Errorf("got %+v, want %+v", lines[i], want[i])
-		}
-	}
+	testkit.Diff(t, "the lines", lines, want)
 	for _, attribute := range []string{"policy=talks", "sandbox=k3f9x2m7q1az", "flow=f1", "owner=ann"} {
 		if !strings.Contains(log.String(), attribute) {
 			t.Errorf("the node's log has no %s: %s", attribute, log.String())

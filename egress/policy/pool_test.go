@@ -20,6 +20,7 @@ import (
 
 	. "github.com/doze-run/doze/egress/internal/wat"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 // responder returns a policy that handles responses, too, so that an exchange holds its
@@ -150,7 +151,7 @@ func TestASharerHasAQuarterOfAPolicysInstances(t *testing.T) {
 		close(leave)
 		wg.Wait()
 		if n := inside.Load(); n != 12 || len(p.slots) != 0 || len(p.shares["ann"]) != 0 {
-			t.Errorf("%d had one, %d places and %d of ann are taken", n, len(p.slots), len(p.shares["ann"]))
+			t.Errorf("%d had one, %d slots and %d of ann are in use", n, len(p.slots), len(p.shares["ann"]))
 		}
 	})
 }
@@ -341,12 +342,7 @@ func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, req
 		t.Errorf("left: %d programs, %d instances", len(h.programs), h.Instances())
 	}
 	// The goroutines of a compiler's process and its pipes end shortly after it.
-	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > goroutines; runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Errorf("%d goroutines more", runtime.NumGoroutine()-goroutines)
-			break
-		}
-	}
+	testkit.Eventually(t, "the goroutines of compilers to end", func() bool { return runtime.NumGoroutine() <= goroutines }, testkit.Stacks)
 	return grown, count.Load()
 }
 
@@ -396,17 +392,15 @@ func TestCodeOfAPolicyThatEndedIsUnmapped(t *testing.T) {
 	}
 	collections := countCollections()
 	p.Release()
-	for deadline := time.Now().Add(30 * time.Second); codeBytes(t) > before; runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d bytes of code are left, there were %d", codeBytes(t), before)
-		}
+	testkit.Eventually(t, "the code to be unmapped", func() bool {
 		if countCollections() > collections { // it may have run while the policy was still on a stack
 			select {
 			case h.unmap <- struct{}{}:
 			default:
 			}
 		}
-	}
+		return codeBytes(t) <= before
+	})
 }
 
 // countCollections returns the number of garbage collections so far.
