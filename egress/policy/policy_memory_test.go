@@ -24,7 +24,7 @@ func TestMemoryOfAThousandReplacements(t *testing.T) {
 
 // The memory of the compiler's process does not count.
 func TestMemoryOfARefusedModule(t *testing.T) {
-	h := newHost(t, func(c *Config) { c.CompileLimit = time.Second })
+	h := newHost(t, func(c *Config) { c.CacheDir, c.CompileLimit = "", time.Second })
 	wasm := hostileModules()[refused[0]].Binary()
 	before := allocated()
 	if c, err := h.Compile(t.Context(), "hostile", wasm); err == nil {
