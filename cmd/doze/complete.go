@@ -98,12 +98,7 @@ func (a *app) completeCopy(cmd *cobra.Command, args []string, word string) ([]st
 	return texts(names, func(name string) string { return name + ":" }), cobra.ShellCompDirectiveNoSpace
 }
 
-// completeFiles completes files, such as a Caddyfile.
-func completeFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return nil, cobra.ShellCompDirectiveDefault
-}
-
-// completeFolders completes folders, such as a policy's.
-func completeFolders(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return nil, cobra.ShellCompDirectiveFilterDirs
-}
+var (
+	completeFiles   = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault)
+	completeFolders = cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
+)

@@ -68,50 +68,44 @@ func followed(ctx context.Context, node *client.Client, name string, follow bool
 	return sb.ID, err
 }
 
-// printStream prints the items of a list, and with follow the ones that come after them.
-func printStream[T any](ctx context.Context, a *app, name string, list []T, follow bool, seq func(T) uint64, text func(T) string,
-	stream func(after uint64, each func(T) error) error) error {
+// feed prints the events of all sandboxes. It reports on stderr when it missed events.
+func (a *app) feed(ctx context.Context, node *client.Client, follow bool) error {
+	events, _, err := node.Feed(ctx, "")
+	if err != nil {
+		return err
+	}
+	missed := func() error {
+		fmt.Fprintln(a.err, "doze: some events were missed; doze events SANDBOX has them")
+		return nil
+	}
+	return printStream(ctx, a, "events", events, follow, func(e types.FeedEvent) string { return e.Cursor }, feedText,
+		func(after string, each func(types.FeedEvent) error) error {
+			return node.FollowFeed(ctx, after, each, missed)
+		})
+}
+
+// printStream prints the items of a list. With follow it goes on with each item that comes
+// after them, also across restarts of the node: stream calls its function with every item after
+// a cursor until the stream or the function fails.
+func printStream[T, C any](ctx context.Context, a *app, name string, list []T, follow bool, cursor func(T) C, text func(T) string,
+	stream func(after C, each func(T) error) error) error {
 	if !follow {
 		return printItems(a, name, list, text)
 	}
-	var after uint64
+	var after C
+	var unprinted error // the failure to print an item
+	print := func(item T) error {
+		after = cursor(item)
+		unprinted = printItem(a, item, text)
+		return unprinted
+	}
 	for _, item := range list {
-		if err := printItem(a, item, text); err != nil {
+		if err := print(item); err != nil {
 			return err
 		}
-		after = seq(item)
 	}
-	return followItems(ctx, a, after, seq, text, stream)
-}
-
-// feed prints the events of all sandboxes. It reports on stderr when it missed events.
-func (a *app) feed(ctx context.Context, node *client.Client, follow bool) error {
-	if !follow {
-		events, _, err := node.Feed(ctx, "")
-		if err != nil {
-			return err
-		}
-		return printItems(a, "events", events, feedText)
-	}
-	return followItems(ctx, a, "", func(e types.FeedEvent) string { return e.Cursor }, feedText, func(after string, each func(types.FeedEvent) error) error {
-		return node.FollowFeed(ctx, after, each, func() error {
-			fmt.Fprintln(a.err, "doze: some events were missed; doze events SANDBOX has them")
-			return nil
-		})
-	})
-}
-
-// followItems prints each item of a stream once, also across restarts of the node. stream
-// calls its function with each item after a cursor until the stream or the function fails.
-func followItems[T, C any](ctx context.Context, a *app, after C, cursor func(T) C, text func(T) string,
-	stream func(after C, each func(T) error) error) error {
 	for {
-		var unprinted error // the failure to print an item
-		err := stream(after, func(item T) error {
-			after = cursor(item)
-			unprinted = printItem(a, item, text)
-			return unprinted
-		})
+		err := stream(after, print)
 		if unprinted != nil {
 			return unprinted
 		}

@@ -65,7 +65,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 		return int(code)
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return exitInterrupted
-	case isBrokenPipe(err):
+	case errors.Is(err, syscall.EPIPE):
 		return failureCode(cmd, err) // the reader of our output has enough of it
 	}
 	a.complain(err)

@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -237,6 +235,3 @@ func cutTo(line string, columns int) string {
 	}
 	return line
 }
-
-// isBrokenPipe reports whether the reader of the output has ended.
-func isBrokenPipe(err error) bool { return errors.Is(err, syscall.EPIPE) }

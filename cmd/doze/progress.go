@@ -44,7 +44,7 @@ func (p *progress) show(text string) {
 // slow is the time after which a command prints what it waits for.
 const slow = time.Second
 
-// waiting says on a terminal what is waited for, and for how long already, until
+// waiting shows on a terminal what a command waits for, and for how long already, until
 // the returned function is called.
 func (a *app) waiting(what string) (done func()) {
 	p := newProgress(a.err)
