@@ -110,7 +110,11 @@ func handleCheck(w http.ResponseWriter, r *http.Request) error {
 	if held == nil {
 		return notOpenAt(cfg.Home)
 	}
-	defer releaseNode(cfg.Home)
+	defer func() {
+		if _, err := nodes.Delete(cfg.Home); err != nil {
+			caddy.Log().Error("failed to close the node", zap.Error(err))
+		}
+	}()
 	change, err := held.Prepare(r.Context(), cfg)
 	if err != nil {
 		return badRequest(err)
@@ -126,13 +130,6 @@ func notOpenAt(home string) error {
 		return badRequest(node.FixedError{Option: "data", Have: have, Want: home})
 	}
 	return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
-}
-
-// releaseNode releases a node that loadOpenNode returned.
-func releaseNode(home string) {
-	if _, err := nodes.Delete(home); err != nil {
-		caddy.Log().Error("failed to close the node", zap.Error(err))
-	}
 }
 
 // CheckPolicies checks the JSON of the app `doze` where no node runs: see

@@ -31,7 +31,7 @@ func TestTheAPINeedsTheNodesToken(t *testing.T) {
 func TestRequestBeforeTheNodeIsOpenGetsRetryAfter(t *testing.T) {
 	for name, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
 		"api": func(w http.ResponseWriter, r *http.Request) error {
-			return (&API{app: new(App)}).ServeHTTP(w, r, nothing)
+			return (&API{ownHandler{new(App)}}).ServeHTTP(w, r, nothing)
 		},
 		"preview": func(w http.ResponseWriter, r *http.Request) error {
 			return (&Preview{app: new(App)}).ServeHTTP(w, r, nothing)

@@ -15,9 +15,7 @@ func init() {
 // previews, whatever the routes of Caddy are: code from a sandbox must not share an
 // origin with the API. Nor is it served over a TLS connection that was made for the
 // name of a preview.
-type API struct {
-	app *App
-}
+type API struct{ ownHandler }
 
 // CaddyModule returns the Caddy module information.
 func (API) CaddyModule() caddy.ModuleInfo {
@@ -27,8 +25,11 @@ func (API) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
+// ownHandler is a handler of the node's own requests.
+type ownHandler struct{ app *App }
+
 // Provision finds the doze app.
-func (h *API) Provision(ctx caddy.Context) (err error) {
+func (h *ownHandler) Provision(ctx caddy.Context) (err error) {
 	h.app, err = dozeApp(ctx)
 	return err
 }

@@ -15,9 +15,7 @@ func init() {
 // key of the API: the node's rules and their owner's decide on their requests. It
 // responds to every request that reaches it. Like the API, it is not served over a TLS
 // connection that was made for the name of a preview.
-type Proxy struct {
-	app *App
-}
+type Proxy struct{ ownHandler }
 
 // CaddyModule returns the Caddy module information.
 func (Proxy) CaddyModule() caddy.ModuleInfo {
@@ -25,12 +23,6 @@ func (Proxy) CaddyModule() caddy.ModuleInfo {
 		ID:  "http.handlers.doze_proxy",
 		New: func() caddy.Module { return new(Proxy) },
 	}
-}
-
-// Provision finds the doze app.
-func (p *Proxy) Provision(ctx caddy.Context) (err error) {
-	p.app, err = dozeApp(ctx)
-	return err
 }
 
 // ServeHTTP carries a tunnel or a request. Tunnels over HTTP/1.1 outlive the

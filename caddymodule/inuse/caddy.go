@@ -15,20 +15,20 @@ func CheckAll(address caddy.NetworkAddress, http3 bool) error {
 	if !strings.HasPrefix(address.Network, "tcp") {
 		return nil
 	}
+	networks := []string{"tcp"}
+	if http3 {
+		networks = append(networks, "udp")
+	}
 	for offset := range address.PortRangeSize() {
 		resolved, err := net.ResolveTCPAddr(address.Network, address.JoinHostPort(offset))
 		if err != nil {
 			return nil // for Caddy's own attempt to report
 		}
 		for _, candidate := range candidates(address.Network, resolved.AddrPort()) {
-			if err := Check("tcp", candidate); err != nil {
-				return err
-			}
-			if !http3 {
-				continue
-			}
-			if err := Check("udp", candidate); err != nil {
-				return err
+			for _, network := range networks {
+				if err := Check(network, candidate); err != nil {
+					return err
+				}
 			}
 		}
 	}

@@ -73,8 +73,9 @@ func bind(network string, address netip.AddrPort) error {
 		kind = unix.SOCK_DGRAM
 	}
 	ip := address.Addr().Unmap()
+	zone, _ := strconv.ParseUint(ip.Zone(), 10, 32) // names of interfaces are left to the kernel's default
 	domain := unix.AF_INET6
-	var sockaddr unix.Sockaddr = &unix.SockaddrInet6{Port: int(address.Port()), Addr: ip.As16(), ZoneId: zone(ip)}
+	var sockaddr unix.Sockaddr = &unix.SockaddrInet6{Port: int(address.Port()), Addr: ip.As16(), ZoneId: uint32(zone)}
 	if ip.Is4() {
 		domain = unix.AF_INET
 		sockaddr = &unix.SockaddrInet4{Port: int(address.Port()), Addr: ip.As4()}
@@ -90,11 +91,6 @@ func bind(network string, address netip.AddrPort) error {
 		}
 	}
 	return unix.Bind(fd, sockaddr)
-}
-
-func zone(ip netip.Addr) uint32 {
-	n, _ := strconv.ParseUint(ip.Zone(), 10, 32) // names of interfaces are left to the kernel's default
-	return uint32(n)
 }
 
 // stateListen is the state of a listening socket in /proc/net/tcp (TCP_LISTEN); UDP sockets
