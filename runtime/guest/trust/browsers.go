@@ -34,28 +34,16 @@ var ownFirefoxFile = []byte(`{"policies":{"Certificates":{"Install":["` + ownFol
 // browsers adds the CAs by policies: browsers read neither the system's store nor
 // variables, and their own stores are in profiles that do not exist yet.
 func (in *installation) browsers() {
-	content, err := json.Marshal(chromiumPolicy(in.certs))
+	var policy struct{ CACertificates [][]byte } // Chromium reads it since version 133
+	for _, c := range in.certs {
+		policy.CACertificates = append(policy.CACertificates, c.der)
+	}
+	content, err := json.Marshal(policy)
 	in.note(err)
 	for _, folder := range chromiumPolicies {
 		in.note(in.replace(path.Join(folder, chromiumFile), content))
 	}
-	var files []string // of each Firefox reads one certificate
-	for _, c := range in.certs {
-		files = append(files, path.Join(ownFolder, c.name+".pem"))
-		in.note(in.replace(files[len(files)-1], c.pem))
-	}
-	in.note(in.firefox(files))
-	for _, c := range in.stale {
-		in.note(in.remove(path.Join(ownFolder, c.name+".pem")))
-	}
-}
-
-// chromiumPolicy is what Chromium reads since version 133.
-func chromiumPolicy(certs []*certificate) (p struct{ CACertificates [][]byte }) {
-	for _, c := range certs {
-		p.CACertificates = append(p.CACertificates, c.der)
-	}
-	return p
+	in.note(in.firefox(in.files(ownFolder, ".pem"))) // of each file, Firefox reads one certificate
 }
 
 // firefox has Firefox read the files, unless the image has policies of its own.

@@ -64,8 +64,6 @@ func parse(text []byte) (list []*certificate, err error) {
 	return list, nil
 }
 
-func joinPEM(certs []*certificate) (text []byte) { return with(nil, certs) }
-
 // with appends to a bundle what is not in it.
 func with(bundle []byte, certs []*certificate) []byte {
 	for _, c := range certs {

@@ -72,59 +72,44 @@ func (in *installation) hashLinks() {
 	if !ok {
 		return
 	}
-	links := hashLinks{Store: in.Store, folder: folder, ours: map[string][]string{}}
-	for _, c := range in.certs {
-		in.note(in.replace(path.Join(folder, c.name+".pem"), c.pem))
-		links.ours[c.hash] = append(links.ours[c.hash], c.name+".pem")
-	}
+	in.files(folder, ".pem")
+	links := map[string][]string{} // targets of the node's links, by hash
 	for _, c := range in.stale {
-		links.ours[c.hash] = slices.Clip(links.ours[c.hash]) // its links are checked too
-		links.gone = append(links.gone, c.name+".pem")
+		links[c.hash] = nil
 	}
-	for hash := range links.ours {
-		in.note(links.make(hash))
+	for _, c := range in.certs {
+		links[c.hash] = append(links[c.hash], c.name+".pem")
 	}
-	for _, file := range links.gone {
-		in.note(in.remove(path.Join(folder, file)))
+	for hash, targets := range links {
+		in.note(in.linkHash(path.Join(folder, hash), targets))
 	}
 }
 
-// hashLinks are the links that lead, or led, to CAs of the node.
-type hashLinks struct {
-	*Store
-	folder string
-	ours   map[string][]string // targets by hash
-	gone   []string            // targets that must not have links
-}
-
-func (l *hashLinks) at(hash string, i int) string {
-	return path.Join(l.folder, fmt.Sprintf("%s.%d", hash, i))
-}
-
-// make makes the links of one hash: first the existing ones to other targets, unchanged.
-func (l *hashLinks) make(hash string) error {
+// linkHash makes the links of one hash: first the existing ones to other targets, unchanged.
+func (in *installation) linkHash(prefix string, own []string) error {
+	at := func(i int) string { return fmt.Sprintf("%s.%d", prefix, i) }
 	var targets []string
 	count := 0
 	for ; count < maxSameHash; count++ {
-		target, err := os.Readlink(l.host(l.at(hash, count)))
+		target, err := os.Readlink(in.host(at(count)))
 		if err != nil {
 			break
 		}
-		if !slices.Contains(l.ours[hash], target) && !slices.Contains(l.gone, target) {
+		if !slices.ContainsFunc(slices.Concat(in.certs, in.stale), func(c *certificate) bool { return c.name+".pem" == target }) {
 			targets = append(targets, target)
 		}
 	}
-	if l.exists(l.at(hash, count)) {
+	if in.exists(at(count)) {
 		return nil // too many links, or a file, by another tool
 	}
-	targets = append(targets, l.ours[hash]...)
+	targets = append(targets, own...)
 	for i, target := range targets {
-		if err := l.link(l.at(hash, i), target); err != nil {
+		if err := in.link(at(i), target); err != nil {
 			return err
 		}
 	}
 	for i := len(targets); i < count; i++ {
-		if err := l.remove(l.at(hash, i)); err != nil {
+		if err := in.remove(at(i)); err != nil {
 			return err
 		}
 	}

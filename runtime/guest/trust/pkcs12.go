@@ -50,21 +50,15 @@ var (
 // updatePKCS12 returns a store without the stale certificates and with the others.
 func updatePKCS12(store []byte, certs, stale []*certificate) ([]byte, error) {
 	var p pfx
-	if rest, err := asn1.Unmarshal(store, &p); err != nil || len(rest) > 0 {
-		return nil, errDamaged
+	if err := decode(store, &p); err != nil {
+		return nil, err
 	}
 	if len(p.MAC.FullBytes) > 0 {
 		return nil, errPassword
 	}
 	var inner []byte
-	if !p.Safes.Type.Equal(oidData) {
-		return nil, errDamaged
-	}
-	if rest, err := asn1.Unmarshal(p.Safes.Content.Bytes, &inner); err != nil || len(rest) > 0 {
-		return nil, errDamaged
-	}
 	var safes []asn1.RawValue
-	if rest, err := asn1.Unmarshal(inner, &safes); err != nil || len(rest) > 0 {
+	if !p.Safes.Type.Equal(oidData) || decode(p.Safes.Content.Bytes, &inner) != nil || decode(inner, &safes) != nil {
 		return nil, errDamaged
 	}
 	for _, c := range stale {
@@ -95,6 +89,14 @@ func updatePKCS12(store []byte, certs, stale []*certificate) ([]byte, error) {
 		Version int
 		Safes   contentInfo
 	}{p.Version, p.Safes})
+}
+
+// decode decodes a whole value.
+func decode(der []byte, v any) error {
+	if rest, err := asn1.Unmarshal(der, v); err != nil || len(rest) > 0 {
+		return errDamaged
+	}
+	return nil
 }
 
 // safeOf is a safe with one trusted certificate.

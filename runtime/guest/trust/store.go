@@ -119,7 +119,7 @@ func (s *Store) Install(ca, roots []byte) (needsRoots bool, err error) {
 	in.browsers()
 	needsRoots = in.bundle(system, roots)
 	// Last: the next Install replaces the CAs of this file.
-	in.note(s.replace(CAFile, joinPEM(certs)))
+	in.note(s.replace(CAFile, with(nil, certs)))
 	return needsRoots, errors.Join(in.errs...)
 }
 
@@ -149,21 +149,26 @@ func (in *installation) note(err error) {
 	}
 }
 
+// files puts each CA into a folder, removes the stale ones, and returns the paths.
+func (in *installation) files(folder, ext string) (paths []string) {
+	for _, c := range in.certs {
+		paths = append(paths, path.Join(folder, c.name+ext))
+		in.note(in.replace(paths[len(paths)-1], c.pem))
+	}
+	for _, c := range in.stale {
+		in.note(in.remove(path.Join(folder, c.name+ext)))
+	}
+	return paths
+}
+
 func (in *installation) anchor() {
 	for _, a := range anchors {
 		folder, ok := in.folder(a.folder)
-		switch {
-		case ok:
-		case a.os != "" && in.exists(a.os):
+		if !ok {
 			folder = a.folder
-		default:
-			continue
 		}
-		for _, c := range in.certs {
-			in.note(in.replace(path.Join(folder, c.name+a.ext), c.pem))
-		}
-		for _, c := range in.stale {
-			in.note(in.remove(path.Join(folder, c.name+a.ext)))
+		if ok || a.os != "" && in.exists(a.os) {
+			in.files(folder, a.ext)
 		}
 	}
 }
@@ -306,7 +311,7 @@ func (s *Store) replace(name string, content []byte) error {
 	}
 	if err := s.Write(s.host(real), bytes.NewReader(content)); err != nil {
 		// Without the path, which names a temporary file.
-		if p := (*fs.PathError)(nil); errors.As(err, &p) {
+		if p, ok := errors.AsType[*fs.PathError](err); ok {
 			err = p.Err
 		}
 		return fmt.Errorf("write %s: %w", name, err)
@@ -339,14 +344,14 @@ func (s *Store) link(name, target string) error {
 	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 		return err
 	}
-	part := at + ".doze-part"
-	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	part := name + ".doze-part"
+	if err := s.remove(part); err != nil {
 		return err
 	}
-	if err := os.Symlink(target, part); err != nil {
+	if err := os.Symlink(target, s.host(part)); err != nil {
 		return err
 	}
-	return os.Rename(part, at)
+	return os.Rename(s.host(part), at)
 }
 
 // within reports whether a path is folder or in it. Both are clean.
