@@ -14,9 +14,8 @@ const maxQueued = 1024
 
 // hub hands events to the readers of event streams.
 type hub struct {
-	mu     sync.Mutex
-	subs   map[*subscriber]bool
-	closed bool
+	mu   sync.Mutex
+	subs map[*subscriber]bool // nil after close
 }
 
 // subscriber is one reader. Its queue is closed when it was dropped.
@@ -31,11 +30,11 @@ func (h *hub) subscribe(first []guest.Event) *subscriber {
 	sub := &subscriber{first: first, queue: make(chan guest.Event, maxQueued)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
+	if h.subs == nil {
 		close(sub.queue)
-		return sub
+	} else {
+		h.subs[sub] = true
 	}
-	h.subs[sub] = true
 	return sub
 }
 
@@ -63,11 +62,10 @@ func (h *hub) send(ev guest.Event) int {
 func (h *hub) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.closed = true
 	for sub := range h.subs {
-		delete(h.subs, sub)
 		close(sub.queue)
 	}
+	h.subs = nil
 }
 
 func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {

@@ -73,7 +73,8 @@ func (l *listing) folder(path string, names []string) error {
 		if err != nil {
 			continue
 		}
-		if err := l.entry(l.server.describe(full, info)); err != nil {
+		entry := l.server.describe(full, info)
+		if err := l.line(guest.ListLine{Entry: &entry}); err != nil {
 			return err
 		}
 		if !l.recursive || !info.IsDir() {
@@ -93,23 +94,17 @@ func (l *listing) folder(path string, names []string) error {
 	return l.ctx.Err()
 }
 
-func (l *listing) entry(info guest.FileInfo) error {
-	if l.entriesLeft == 0 {
-		l.truncated = true
-		return errFull
-	}
-	l.entriesLeft--
-	return l.line(guest.ListLine{Entry: &info})
-}
-
 func (l *listing) line(line guest.ListLine) error {
 	b, err := json.Marshal(line)
 	if err != nil {
 		return err
 	}
-	if line.Entry != nil && l.bytes+len(b) >= guest.MaxListing {
-		l.truncated = true
-		return errFull
+	if line.Entry != nil {
+		if l.entriesLeft == 0 || l.bytes+len(b) >= guest.MaxListing {
+			l.truncated = true
+			return errFull
+		}
+		l.entriesLeft--
 	}
 	l.bytes += len(b) + 1
 	_, err = l.w.Write(append(b, '\n'))
