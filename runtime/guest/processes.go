@@ -17,17 +17,12 @@ const maxSignal = 16
 const (
 	processIDPrefix = "p-"
 	processIDChars  = "abcdefghijklmnopqrstuvwxyz0123456789"
-	processIDLength = 8 // 41 bits: unique within a sandbox
+	processIDLength = 8 // 40 bits: unique within a sandbox
 )
 
 // NewProcessID returns a random id of a process, such as "p-k3f9x2m7".
 func NewProcessID() string {
-	b := make([]byte, processIDLength)
-	rand.Read(b)
-	for i := range b {
-		b[i] = processIDChars[int(b[i])%len(processIDChars)]
-	}
-	return processIDPrefix + string(b)
+	return processIDPrefix + strings.ToLower(rand.Text()[:processIDLength])
 }
 
 // IsProcessID reports whether s has the form of a process's id.

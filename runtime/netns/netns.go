@@ -24,6 +24,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/netns/wire"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sockets"
 )
 
 // ErrClosed is returned after Close.
@@ -35,6 +36,8 @@ var ErrClosed = errors.New("the namespace helper was shut down")
 // bytes (net.core.wmem_default). A request uses some 770 of them with a cgroup's name of up
 // to 100 bytes, and 1,280 with one of up to 400.
 const maxRequests = 128
+
+var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
 // Config of a Client.
 type Config struct {
@@ -112,7 +115,9 @@ func (c *Client) Close() error {
 func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) (net.Conn, error) {
 	conn, err := c.dialAddress(ctx, id, pid, netip.AddrPortFrom(loopback4, port))
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		for _, addr := range listeners(pid, port) {
+		// It only reads, so a pid that was reused is harmless: the helper refuses a
+		// connection to another sandbox.
+		for _, addr := range sockets.Listeners(fmt.Sprintf("/proc/%d", pid), port) {
 			other, otherErr := c.dialAddress(ctx, id, pid, netip.AddrPortFrom(addr, port))
 			if otherErr == nil {
 				return other, nil

@@ -110,14 +110,10 @@ func (c *Client) served() {
 // start finds Podman's user namespace and starts a helper in it, as a child of the node.
 // No podman process remains.
 func (c *Client) start(wait time.Duration) (*helper, error) {
-	if wait > 0 {
-		timer := time.NewTimer(wait)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-c.ctx.Done():
-			return nil, ErrClosed
-		}
+	select {
+	case <-time.After(wait):
+	case <-c.ctx.Done():
+		return nil, ErrClosed
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, startLimit)
 	defer cancel()

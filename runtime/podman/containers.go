@@ -435,19 +435,13 @@ func isConmon(pid int) bool {
 // isInit reports whether a /proc/PID/status is of a running process with pid 1 in its own
 // PID namespace.
 func isInit(status string) bool {
-	for line := range strings.Lines(status) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		switch key {
-		case "State":
-			if strings.HasPrefix(strings.TrimSpace(value), "Z") {
-				return false
-			}
-		case "NSpid":
-			pids := strings.Fields(value)
-			return len(pids) > 1 && pids[len(pids)-1] == "1"
-		}
+	field := func(key string) string {
+		_, after, _ := strings.Cut("\n"+status, "\n"+key+":")
+		value, _, _ := strings.Cut(after, "\n")
+		return strings.TrimSpace(value)
 	}
-	return false
+	pids := strings.Fields(field("NSpid"))
+	return len(pids) > 1 && pids[len(pids)-1] == "1" && !strings.HasPrefix(field("State"), "Z")
 }
 
 // nameInUse and noImage match the text of Podman's errors: the API of Podman 4 responds 500

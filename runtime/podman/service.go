@@ -88,8 +88,7 @@ func (s *service) close() {
 // connection returns the connection to the service. It waits for one until ctx ends, or for
 // limit, and then returns sandbox.ErrEngineDown (wrapped).
 func (s *service) connection(ctx context.Context, limit time.Duration) (*connection, error) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
+	expired := time.After(limit)
 	for {
 		s.mu.Lock()
 		conn, why, changed := s.conn, s.why, s.changed
@@ -103,7 +102,7 @@ func (s *service) connection(ctx context.Context, limit time.Duration) (*connect
 			return nil, ctx.Err()
 		case <-s.done:
 			return nil, fmt.Errorf("%w: the engine is closed", sandbox.ErrEngineDown)
-		case <-timer.C:
+		case <-expired:
 			return nil, fmt.Errorf("%w: %v", sandbox.ErrEngineDown, why)
 		}
 	}
@@ -373,10 +372,8 @@ func listener(socket string) (pid int, err error) {
 
 // wait returns after d or when ctx ends.
 func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
 	case <-ctx.Done():
-	case <-t.C:
+	case <-time.After(d):
 	}
 }

@@ -2,7 +2,6 @@ package server
 
 import (
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"os"
 	"path/filepath"
@@ -38,7 +37,7 @@ type command struct {
 
 // command checks the command of a request. It starts nothing.
 func (s *Server) command(req guest.Command) (*command, error) {
-	c := &command{argv: req.Argv, mark: newMark()}
+	c := &command{argv: req.Argv, mark: rand.Text()}
 	switch {
 	case req.Command != "" && len(req.Argv) > 0:
 		return nil, refuse(guest.CodeInvalid, "command and argv are both set; set one of them")
@@ -253,12 +252,6 @@ func preferForOOM(pid int) {
 	}
 	unix.Write(fd, []byte(oomScore))
 	unix.Close(fd)
-}
-
-func newMark() string {
-	var b [12]byte
-	rand.Read(b[:])
-	return hex.EncodeToString(b[:])
 }
 
 // stdin returns a file with the input of a command: the null device without input, otherwise

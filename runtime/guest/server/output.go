@@ -67,7 +67,7 @@ func (p *outputPipe) copy(buf []byte, emit func([]byte) error) (open bool, err e
 				return true, err
 			}
 			if last := p.last.Load(); last != 0 {
-				p.file.SetReadDeadline(earlier(time.Now().Add(drainQuiet), time.Unix(0, last)))
+				p.file.SetReadDeadline(time.Unix(0, min(last, time.Now().Add(drainQuiet).UnixNano())))
 			}
 		}
 		switch {
@@ -113,13 +113,6 @@ func (p *outputPipe) pending() (n int, err error) {
 		return 0, e
 	}
 	return n, err
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }
 
 // maxSpills is how many pipes are kept open for processes that commands left in

@@ -1,16 +1,13 @@
 package server
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"fmt"
 	"net/http"
-	"os"
 	"strconv"
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sockets"
 )
 
 // maxPortWait bounds how long one request waits for a port.
@@ -51,26 +48,4 @@ func waitForPort(ctx context.Context, port uint16, wait time.Duration) bool {
 }
 
 // listening reports whether a TCP socket listens on the port, on any address.
-func listening(port uint16) bool {
-	return listed("/proc/net/tcp", port) || listed("/proc/net/tcp6", port)
-}
-
-// listed searches a table of the kernel for a listening socket. Its lines are
-// "sl local_address rem_address st …" with hexadecimal ADDRESS:PORT, and st 0A
-// for listening.
-func listed(table string, port uint16) bool {
-	f, err := os.Open(table)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	want := fmt.Appendf(nil, ":%04X", port)
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		fields := bytes.Fields(lines.Bytes())
-		if len(fields) > 3 && bytes.HasSuffix(fields[1], want) && string(fields[3]) == "0A" {
-			return true
-		}
-	}
-	return false
-}
+func listening(port uint16) bool { return len(sockets.Listeners("/proc/self", port)) > 0 }

@@ -1,6 +1,6 @@
 package helper
 
-import "container/list"
+import "slices"
 
 // maxNamespaces bounds the open namespaces, with two descriptors each: well below the 1,024
 // descriptors that a process may have by default. With more sandboxes, a connection to one
@@ -14,9 +14,8 @@ type namespaceKey struct {
 
 // cache has the most recently used namespaces, and closes those that it evicts.
 type cache struct {
-	max   int
-	order *list.List // of entry, the most recently used first
-	byKey map[namespaceKey]*list.Element
+	max     int
+	entries []entry // the least recently used first
 }
 
 type entry struct {
@@ -24,40 +23,31 @@ type entry struct {
 	namespace *namespace
 }
 
-func newCache(limit int) *cache {
-	return &cache{max: limit, order: list.New(), byKey: make(map[namespaceKey]*list.Element)}
-}
-
 func (c *cache) get(key namespaceKey) *namespace {
-	e := c.byKey[key]
-	if e == nil {
-		return nil
+	for i, e := range slices.Backward(c.entries) {
+		if e.key == key {
+			c.entries = append(slices.Delete(c.entries, i, i+1), e)
+			return e.namespace
+		}
 	}
-	c.order.MoveToFront(e)
-	return e.Value.(entry).namespace
+	return nil
 }
 
 // put adds a namespace under a new key. The cache owns it.
 func (c *cache) put(key namespaceKey, n *namespace) {
-	c.byKey[key] = c.order.PushFront(entry{key, n})
-	if c.order.Len() > c.max {
-		c.remove(c.order.Back())
+	if len(c.entries) == c.max {
+		c.entries[0].namespace.close()
+		c.entries = slices.Delete(c.entries, 0, 1)
 	}
+	c.entries = append(c.entries, entry{key, n})
 }
 
 // forget closes the namespaces of a sandbox, for every pid.
 func (c *cache) forget(id string) {
-	for e := c.order.Front(); e != nil; {
-		next := e.Next()
-		if e.Value.(entry).key.id == id {
-			c.remove(e)
+	c.entries = slices.DeleteFunc(c.entries, func(e entry) bool {
+		if e.key.id == id {
+			e.namespace.close()
 		}
-		e = next
-	}
-}
-
-func (c *cache) remove(e *list.Element) {
-	gone := c.order.Remove(e).(entry)
-	delete(c.byKey, gone.key)
-	gone.namespace.close()
+		return e.key.id == id
+	})
 }

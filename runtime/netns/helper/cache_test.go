@@ -25,7 +25,7 @@ func isOpen(b *namespace) bool {
 }
 
 func TestCacheEvictsTheLeastRecentlyUsed(t *testing.T) {
-	c := newCache(2)
+	c := &cache{max: 2}
 	a, b, d := newNamespace(t), newNamespace(t), newNamespace(t)
 	c.put(namespaceKey{"a", 1}, a)
 	c.put(namespaceKey{"b", 1}, b)
@@ -45,7 +45,7 @@ func TestCacheEvictsTheLeastRecentlyUsed(t *testing.T) {
 	c.forget("a")
 	c.forget("d")
 	c.forget("d")
-	if isOpen(a) || isOpen(d) || len(c.byKey) != 0 || c.order.Len() != 0 {
+	if isOpen(a) || isOpen(d) || len(c.entries) != 0 {
 		t.Error("a namespace is still open or cached")
 	}
 }

@@ -110,11 +110,11 @@ type server struct {
 	home       int   // descriptor of the empty network namespace
 	host       inode // the network namespace that the helper was started in
 	user       inode // its user namespace
-	namespaces *cache
+	namespaces cache
 }
 
 func newServer() (*server, error) {
-	s := &server{namespaces: newCache(maxNamespaces)}
+	s := &server{namespaces: cache{max: maxNamespaces}}
 	for path, ns := range map[string]*inode{
 		"/proc/thread-self/ns/net":  &s.host,
 		"/proc/thread-self/ns/user": &s.user,

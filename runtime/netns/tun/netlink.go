@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rtnetlink sends one request about a route or a routing rule to the kernel, rtnetlink(7), and
-// waits for its acknowledgement.
-func rtnetlink(kind netlink.HeaderType, flags netlink.HeaderFlags, m unix.RtMsg, attributes ...netlink.Attribute) error {
-	body, err := binary.Append(nil, binary.NativeEndian, m)
+// rtnetlink sends one request to the kernel, rtnetlink(7), and waits for its acknowledgement.
+// The message is a structure such as unix.RtMsg.
+func rtnetlink(kind netlink.HeaderType, flags netlink.HeaderFlags, message any, attributes ...netlink.Attribute) error {
+	body, err := binary.Append(nil, binary.NativeEndian, message)
 	if err != nil {
 		return err
 	}

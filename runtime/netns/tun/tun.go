@@ -2,7 +2,6 @@
 package tun
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -54,51 +53,44 @@ func configure() error {
 	if err := withoutIPv6(); err != nil {
 		return err
 	}
-	control, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	index, err := deviceIndex()
 	if err != nil {
-		return err
-	}
-	defer unix.Close(control)
-	address := link.Sandbox.As4()
-	var mask [4]byte
-	binary.BigEndian.PutUint32(mask[:], ^uint32(0)<<(32-link.Prefix.Bits()))
-	for _, step := range []struct {
-		what    string
-		device  string
-		request uint
-		set     func(*unix.Ifreq) error
-	}{
-		{"lo up", "lo", unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP); return nil }},
-		{"its MTU", link.Device, unix.SIOCSIFMTU, func(r *unix.Ifreq) error { r.SetUint32(link.MTU); return nil }},
-		{"its address", link.Device, unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(address[:]) }},
-		{"its netmask", link.Device, unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) }},
-		{"it up", link.Device, unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error {
-			r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-			return nil
-		}},
-	} {
-		request, err := unix.NewIfreq(step.device) // the value is a union: a fresh one each time
-		if err == nil {
-			err = step.set(request)
-		}
-		if err == nil {
-			err = unix.IoctlIfreq(control, step.request, request)
-		}
-		if err != nil {
-			return fmt.Errorf("set %s: %w", step.what, err)
-		}
-	}
-	device, err := unix.NewIfreq(link.Device)
-	if err != nil {
-		return err
-	}
-	if err := unix.IoctlIfreq(control, unix.SIOCGIFINDEX, device); err != nil {
 		return fmt.Errorf("find its index: %w", err)
 	}
-	if err := defaultRoute(device.Uint32()); err != nil {
-		return err
+	address, gateway := link.Sandbox.As4(), link.Gateway.As4()
+	if err := rtnetlink(unix.RTM_NEWLINK, 0, unix.IfInfomsg{Index: loopbackIndex, Flags: unix.IFF_UP, Change: unix.IFF_UP}); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
+	if err := rtnetlink(unix.RTM_NEWADDR, netlink.Create|netlink.Replace,
+		unix.IfAddrmsg{Family: unix.AF_INET, Prefixlen: uint8(link.Prefix.Bits()), Index: index},
+		netlink.Attribute{Type: unix.IFA_LOCAL, Data: address[:]}); err != nil {
+		return fmt.Errorf("set its address: %w", err)
+	}
+	if err := rtnetlink(unix.RTM_NEWLINK, 0, unix.IfInfomsg{Index: int32(index), Flags: unix.IFF_UP, Change: unix.IFF_UP},
+		number(unix.IFLA_MTU, link.MTU)); err != nil {
+		return fmt.Errorf("set it up: %w", err)
+	}
+	if err := rtnetlink(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace,
+		unix.RtMsg{Family: unix.AF_INET, Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_BOOT, Scope: unix.RT_SCOPE_UNIVERSE, Type: unix.RTN_UNICAST},
+		netlink.Attribute{Type: unix.RTA_GATEWAY, Data: gateway[:]}, number(unix.RTA_OIF, index)); err != nil {
+		return fmt.Errorf("add a default route: %w", err)
 	}
 	return configureRedirect()
+}
+
+// deviceIndex returns the index of the device in the network namespace of the thread.
+func deviceIndex() (uint32, error) {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(socket)
+	device, err := unix.NewIfreq(link.Device)
+	if err != nil {
+		return 0, err
+	}
+	err = unix.IoctlIfreq(socket, unix.SIOCGIFINDEX, device)
+	return device.Uint32(), err
 }
 
 // withoutIPv6 prevents the kernel from assigning IPv6 addresses to the device. It has to be
@@ -111,18 +103,4 @@ func withoutIPv6() error {
 		return nil // a kernel without IPv6
 	}
 	return err
-}
-
-// defaultRoute adds a default route to the gateway, through the device with this index.
-func defaultRoute(index uint32) error {
-	gateway := link.Gateway.As4()
-	route := unix.RtMsg{
-		Family:   unix.AF_INET,
-		Table:    unix.RT_TABLE_MAIN,
-		Protocol: unix.RTPROT_BOOT,
-		Scope:    unix.RT_SCOPE_UNIVERSE,
-		Type:     unix.RTN_UNICAST,
-	}
-	return rtnetlink(unix.RTM_NEWROUTE, netlink.Create|netlink.Replace, route,
-		netlink.Attribute{Type: unix.RTA_GATEWAY, Data: gateway[:]}, number(unix.RTA_OIF, index))
 }

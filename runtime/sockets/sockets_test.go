@@ -1,9 +1,8 @@
-package netns
+package sockets
 
 import (
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -17,12 +16,12 @@ func TestListenersAreFoundOnEveryAddress(t *testing.T) {
 		}
 		defer ln.Close()
 		port := uint16(ln.Addr().(*net.TCPAddr).Port)
-		got := listeners(os.Getpid(), port)
+		got := Listeners("/proc/self", port)
 		if want := []netip.Addr{netip.MustParseAddr(ip)}; !slices.Equal(got, want) {
 			t.Errorf("a listener on %s is found on %v", ip, got)
 		}
 	}
-	if got := listeners(-1, 80); len(got) != 0 {
+	if got := Listeners("/proc/-1", 80); len(got) != 0 {
 		t.Errorf("no process: %v", got)
 	}
 }

@@ -1,7 +1,10 @@
-package netns
+// Package sockets finds the TCP sockets that listen on a port, in the tables of a network
+// namespace.
+package sockets
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -9,8 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 )
 
 const (
@@ -22,13 +23,12 @@ const (
 	maxListeners = 4
 )
 
-// listeners returns the addresses on which sockets in the network namespace of a process
-// listen on the port, IPv4 first. It only reads, so a pid that was reused is harmless: the
-// helper refuses a connection to another sandbox.
-func listeners(pid int, port uint16) []netip.Addr {
+// Listeners returns the addresses on which sockets in the network namespace of a process
+// listen on the port, IPv4 first. proc is the folder of the process, such as /proc/self.
+func Listeners(proc string, port uint16) []netip.Addr {
 	var found []netip.Addr
-	for _, table := range []string{"tcp", "tcp6"} {
-		f, err := os.Open(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+	for _, table := range []string{"/net/tcp", "/net/tcp6"} {
+		f, err := os.Open(proc + table)
 		if err != nil {
 			continue // the process is gone, or has no IPv6
 		}
@@ -43,17 +43,13 @@ func listeners(pid int, port uint16) []netip.Addr {
 // It returns the loopback address in place of an unspecified one.
 func listed(table io.Reader, port uint16) []netip.Addr {
 	var found []netip.Addr
-	lines := bufio.NewScanner(table)
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 4 || fields[3] != "0A" {
+	service := fmt.Appendf(nil, ":%04X", port)
+	for lines := bufio.NewScanner(table); lines.Scan(); {
+		fields := bytes.Fields(lines.Bytes())
+		if len(fields) < 4 || string(fields[3]) != "0A" || !bytes.HasSuffix(fields[1], service) {
 			continue
 		}
-		host, service, _ := strings.Cut(fields[1], ":")
-		if n, err := strconv.ParseUint(service, 16, 16); err != nil || uint16(n) != port {
-			continue
-		}
-		addr, ok := socketAddress(host)
+		addr, ok := socketAddress(string(bytes.TrimSuffix(fields[1], service)))
 		if ok && !slices.Contains(found, addr) {
 			found = append(found, addr)
 		}
@@ -77,11 +73,9 @@ func socketAddress(text string) (netip.Addr, bool) {
 	case !ok:
 		return netip.Addr{}, false
 	case addr == netip.IPv4Unspecified():
-		return loopback4, true
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
 	case addr == netip.IPv6Unspecified():
 		return netip.IPv6Loopback(), true
 	}
 	return addr, true
 }
-
-var loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
