@@ -20,9 +20,6 @@ const holdTimeout = 10 * time.Second
 // hold asks the guest whose sockets are in runDir to keep the sandbox awake.
 func hold(runDir, text string) error {
 	d, err := time.ParseDuration(text)
-	if text == "0" {
-		d, err = 0, nil
-	}
 	if err != nil || d < 0 || d > guest.MaxHold {
 		return fmt.Errorf("invalid duration %q; write it like 10m or 1h30m, at most %s", text, guest.MaxHold)
 	}

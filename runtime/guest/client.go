@@ -201,6 +201,17 @@ func (a *response) Read(p []byte) (int, error) {
 // send sends the request and returns the guest's response once it has begun, or *Error when
 // the guest refused.
 func (c *Client) send(ctx context.Context, r request) (*response, error) {
+	var text []byte
+	if r.json != nil {
+		var err error
+		if text, err = json.Marshal(r.json); err != nil {
+			return nil, err
+		}
+		if len(text) > MaxJSON {
+			return nil, &Error{Status: http.StatusRequestEntityTooLarge, Code: CodeTooLarge,
+				Message: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(text), MaxJSON)}
+		}
+	}
 	c.requests.Add(1)
 	ctx, watch := newWatchdog(ctx)
 	req := &http.Request{
@@ -212,25 +223,13 @@ func (c *Client) send(ctx context.Context, r request) (*response, error) {
 	if req.Header == nil {
 		req.Header = make(http.Header, 1)
 	}
+	watch.set(c.timeout + r.wait)
 	switch {
 	case r.body != nil:
 		req.Body, req.ContentLength = upload(r.body, watch, c.stall)
 		watch.set(c.stall)
-	case r.json != nil:
-		b, err := json.Marshal(r.json)
-		if err != nil {
-			watch.stop()
-			return nil, err
-		}
-		if len(b) > MaxJSON {
-			watch.stop()
-			return nil, &Error{Status: http.StatusRequestEntityTooLarge, Code: CodeTooLarge,
-				Message: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(b), MaxJSON)}
-		}
-		req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
-		watch.set(c.timeout + r.wait)
-	default:
-		watch.set(c.timeout + r.wait)
+	case text != nil:
+		req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
 	}
 	var transport http.RoundTripper = c.transport
 	if r.dedicated {
@@ -313,10 +312,7 @@ func readError(a *response) error {
 }
 
 func isCode(s string) bool {
-	if s == "" || len(s) > 64 {
-		return false
-	}
-	return strings.Trim(s, "abcdefghijklmnopqrstuvwxyz_") == ""
+	return s != "" && len(s) <= 64 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz_") == ""
 }
 
 func readAll(r io.Reader, limit int64) ([]byte, error) {

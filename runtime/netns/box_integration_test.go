@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
+	"github.com/doze-run/doze/runtime/netns/tun"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/networktest"
 	"github.com/doze-run/doze/testkit"
@@ -39,7 +39,7 @@ const boxVariable = "DOZE_TEST_BOX"
 const noRaceDelay = "GORACE=atexit_sleep_ms=0"
 
 func boxMain(id string) {
-	if err := tuntest.LoopbackUp(); err != nil {
+	if err := tun.LoopbackUp(); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}

@@ -222,7 +222,7 @@ func (h *helper) request(ctx context.Context, r wire.Request) (int, error) {
 		h.mu.Unlock()
 		return -1, errGone
 	}
-	r.Seq = h.next()
+	r.Seq = h.seq.Add(1)
 	h.waiting[r.Seq] = c
 	if h.silent.IsZero() {
 		h.silent = time.Now()
@@ -260,7 +260,7 @@ func (h *helper) abandon(seq uint32, c chan reply) {
 
 // post sends a request without waiting for its response.
 func (h *helper) post(r wire.Request) {
-	r.Seq = h.next()
+	r.Seq = h.seq.Add(1)
 	_ = h.send(r) // if the helper has ended, the request is moot
 }
 
@@ -283,15 +283,6 @@ func (h *helper) send(r wire.Request) error {
 		return fmt.Errorf("%w: %w", errGone, err)
 	}
 	return nil
-}
-
-// next returns the sequence number of a new request; 0 is the greeting's.
-func (h *helper) next() uint32 {
-	for {
-		if n := h.seq.Add(1); n != 0 {
-			return n
-		}
-	}
 }
 
 // close ends the helper by closing its socket; run then reaps it.

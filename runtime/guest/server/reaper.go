@@ -119,17 +119,12 @@ func (r *reaper) reap() {
 // reapOne waits for the child pid, or any with -1, if it has ended. r.mu is held.
 func (r *reaper) reapOne(pid int) bool {
 	var status syscall.WaitStatus
-	for {
-		got, err := syscall.Wait4(pid, &status, syscall.WNOHANG, nil)
-		if err == syscall.EINTR {
-			continue
-		}
-		if err != nil || got <= 0 {
-			return false
-		}
-		r.ended(got, status)
-		return true
+	ended, err := syscall.Wait4(pid, &status, syscall.WNOHANG, nil) // without EINTR, because it does not wait
+	if err != nil || ended <= 0 {
+		return false
 	}
+	r.ended(ended, status)
+	return true
 }
 
 func (r *reaper) ended(pid int, status syscall.WaitStatus) {

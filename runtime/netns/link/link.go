@@ -20,6 +20,8 @@ const (
 	// larger buffers do not make a stream faster.
 	MaxReceiveBuffer = 2 << 20
 	MaxSendBuffer    = 1 << 20
+	// Mark is on packets that the kernel delivers locally, whatever their address.
+	Mark = 0xd02e
 	// MaxTimeWait bounds the sockets in TIME_WAIT (tcp(7), tcp_max_tw_buckets), some
 	// 250 bytes of kernel memory each.
 	MaxTimeWait = 8192

@@ -15,8 +15,6 @@ import (
 )
 
 const (
-	// mark marks packets that the kernel delivers locally, whatever their address.
-	mark = 0xd02e
 	// table is the routing table in which every address is local.
 	table = 100
 	// loopbackIndex is the interface index of lo, the first device of every namespace.
@@ -59,7 +57,7 @@ func addLocalTable() error {
 	}
 	// struct fib_rule_hdr has the layout of struct rtmsg; its last byte before the flags is the action.
 	rule := unix.RtMsg{Family: unix.AF_INET, Table: table, Type: unix.FR_ACT_TO_TBL}
-	err := rtnetlink(unix.RTM_NEWRULE, netlink.Create|netlink.Excl, rule, number(unix.FRA_FWMARK, mark))
+	err := rtnetlink(unix.RTM_NEWRULE, netlink.Create|netlink.Excl, rule, number(unix.FRA_FWMARK, link.Mark))
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add a routing rule: %w", err)
 	}
@@ -134,7 +132,7 @@ func tcpFlags(op expr.CmpOp) []expr.Any {
 
 func setMark() []expr.Any {
 	return []expr.Any{
-		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
+		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(link.Mark)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
 	}
 }

@@ -58,7 +58,7 @@ func configure() error {
 		return fmt.Errorf("find its index: %w", err)
 	}
 	address, gateway := link.Sandbox.As4(), link.Gateway.As4()
-	if err := rtnetlink(unix.RTM_NEWLINK, 0, unix.IfInfomsg{Index: loopbackIndex, Flags: unix.IFF_UP, Change: unix.IFF_UP}); err != nil {
+	if err := LoopbackUp(); err != nil {
 		return fmt.Errorf("set lo up: %w", err)
 	}
 	if err := rtnetlink(unix.RTM_NEWADDR, netlink.Create|netlink.Replace,
@@ -76,6 +76,11 @@ func configure() error {
 		return fmt.Errorf("add a default route: %w", err)
 	}
 	return configureRedirect()
+}
+
+// LoopbackUp makes 127.0.0.1 usable in the network namespace of the thread.
+func LoopbackUp() error {
+	return rtnetlink(unix.RTM_NEWLINK, 0, unix.IfInfomsg{Index: loopbackIndex, Flags: unix.IFF_UP, Change: unix.IFF_UP})
 }
 
 // deviceIndex returns the index of the device in the network namespace of the thread.

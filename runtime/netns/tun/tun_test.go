@@ -1,4 +1,4 @@
-package tun
+package tun_test
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/netns/link"
+	"github.com/doze-run/doze/runtime/netns/tun"
 	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
 )
 
@@ -38,7 +39,7 @@ func inNamespace(t *testing.T, f func()) {
 func withDevice(t *testing.T, f func()) {
 	t.Helper()
 	inNamespace(t, func() {
-		fd, err := Make()
+		fd, err := tun.Make()
 		if err != nil {
 			t.Error(err)
 			return
@@ -68,12 +69,12 @@ func tuns(t *testing.T) (open []string) {
 func TestFailedMakeLeaksNoDescriptor(t *testing.T) {
 	before := tuns(t)
 	inNamespace(t, func() {
-		fd, err := Make()
+		fd, err := tun.Make()
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		if second, err := Make(); !errors.Is(err, unix.EBUSY) || second != -1 {
+		if second, err := tun.Make(); !errors.Is(err, unix.EBUSY) || second != -1 {
 			t.Errorf("a second one: %d, %v", second, err)
 		}
 		if err := unix.Close(fd); err != nil {
@@ -120,7 +121,7 @@ func TestCongestionControlOfTheHostDoesNotPaceASandbox(t *testing.T) {
 // A packet that bypasses the node's decision reaches no listener.
 func TestListenerAcceptsOnlyPacketsThatTheNodeWroteBack(t *testing.T) {
 	withDevice(t, func() {
-		listener, err := Listen()
+		listener, err := tun.Listen()
 		if err != nil {
 			t.Error(err)
 			return
@@ -133,7 +134,7 @@ func TestListenerAcceptsOnlyPacketsThatTheNodeWroteBack(t *testing.T) {
 		}
 		defer unix.Close(client)
 		// Only a process with CAP_NET_ADMIN in the namespace may set the mark.
-		if err := unix.SetsockoptInt(client, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
+		if err := unix.SetsockoptInt(client, unix.SOL_SOCKET, unix.SO_MARK, link.Mark); err != nil {
 			t.Error(err)
 			return
 		}

@@ -65,7 +65,7 @@ const (
 type Request struct {
 	Op     Op
 	Family Family // OpSocket
-	Seq    uint32 // chosen by the node; never 0
+	Seq    uint32 // chosen by the node
 	PID    uint32 // the first process of the sandbox; not for OpForget
 	ID     string
 	// Cgroup that the process must be in or below, so that a reused pid is detected.

@@ -169,21 +169,15 @@ func namespaceWithin(t task) (path string, release func(), err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	uids, err := identity("/proc/self/uid_map")
-	if err != nil {
-		return "", nil, err
-	}
-	gids, err := identity("/proc/self/gid_map")
-	if err != nil {
+	uids, uidErr := identity("/proc/self/uid_map")
+	gids, gidErr := identity("/proc/self/gid_map")
+	if err := errors.Join(uidErr, gidErr); err != nil {
 		return "", nil, err
 	}
 	cmd := inUserNamespace(uids, gids, bounding, string(text))
-	hold, err := cmd.StdinPipe()
-	if err != nil {
-		return "", nil, err
-	}
-	output, err := cmd.StdoutPipe()
-	if err != nil {
+	hold, inErr := cmd.StdinPipe()
+	output, outErr := cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr); err != nil {
 		return "", nil, err
 	}
 	if err := cmd.Start(); err != nil {
@@ -372,16 +366,12 @@ var folders = []string{"/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sb
 
 // findCrun searches crun in PATH first, and then in folders.
 func findCrun() (string, error) {
-	path, err := exec.LookPath("crun")
-	if err == nil {
-		return path, nil
-	}
-	for _, folder := range folders {
+	for _, folder := range append([]string{""}, folders...) {
 		if path, err := exec.LookPath(filepath.Join(folder, "crun")); err == nil {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%w, nor in %s", err, strings.Join(folders, ", "))
+	return "", fmt.Errorf("crun is neither in PATH nor in %s", strings.Join(folders, ", "))
 }
 
 // execCrun replaces this process with crun.

@@ -9,7 +9,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/netns/tun"
 )
 
 // namespaceVariable is set in the test process that runs in its own namespaces.
@@ -29,7 +30,7 @@ func EnterNamespaces() {
 	if os.Getenv(namespaceVariable) == "" {
 		os.Exit(runInNamespaces())
 	}
-	if err := LoopbackUp(); err != nil {
+	if err := tun.LoopbackUp(); err != nil {
 		panic(err)
 	}
 }
@@ -50,19 +51,4 @@ func runInNamespaces() int {
 	}
 	_ = cmd.Wait() // an error is in the exit code
 	return cmd.ProcessState.ExitCode()
-}
-
-// LoopbackUp makes 127.0.0.1 usable in the network namespace of the thread.
-func LoopbackUp() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	lo, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	lo.SetUint16(unix.IFF_UP)
-	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
