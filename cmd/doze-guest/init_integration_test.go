@@ -19,6 +19,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/guesttest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // The test binary runs itself as PID 1 of a new PID namespace with these
@@ -103,19 +104,11 @@ func startInit(t *testing.T, root string) (*guest.Client, *exec.Cmd, <-chan erro
 		cmd.Process.Kill()
 		<-ended
 	})
-	deadline := time.Now().Add(20 * time.Second)
-	for tick := time.NewTicker(2 * time.Millisecond); ; <-tick.C {
+	testkit.Eventually(t, "the guest came up as process 1", func() bool {
 		h, err := c.Hello(t.Context())
-		if err == nil {
-			if h.PID != 1 {
-				t.Fatalf("the guest is process %d", h.PID)
-			}
-			return c, cmd, ended
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the guest did not come up: %v", err)
-		}
-	}
+		return err == nil && h.PID == 1
+	})
+	return c, cmd, ended
 }
 
 func sh(t *testing.T, c *guest.Client, command string) string {

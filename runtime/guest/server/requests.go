@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"math"
 	"net/http"
 	"sync"
 	"time"
@@ -15,16 +16,20 @@ const trimAfter = 2 * time.Second
 // requests counts the requests under way, and returns the memory that a burst of
 // them needed to the kernel: trimAfter the last one, and before a freeze.
 type requests struct {
-	trim func() // nil: never
+	trim  func()
+	timer *time.Timer // calls trim
 
 	mu     sync.Mutex
 	active int
 	idle   chan struct{} // closed when active gets 0, if drain waits
-	timer  *time.Timer
 	closed bool
 }
 
-func newRequests(trim func()) *requests { return &requests{trim: trim} }
+func newRequests(trim func()) *requests {
+	q := &requests{trim: trim, timer: time.AfterFunc(math.MaxInt64, trim)}
+	q.timer.Stop()
+	return q
+}
 
 func (q *requests) watch(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -58,11 +63,7 @@ func (q *requests) endRequest(usedMemory bool) {
 		close(q.idle)
 		q.idle = nil
 	}
-	switch {
-	case q.trim == nil || !usedMemory || q.closed:
-	case q.timer == nil:
-		q.timer = time.AfterFunc(trimAfter, q.trim)
-	default:
+	if usedMemory && !q.closed {
 		q.timer.Reset(trimAfter)
 	}
 }
@@ -70,18 +71,8 @@ func (q *requests) endRequest(usedMemory bool) {
 // trimNow returns memory immediately. It stops the timer, which would fire as soon as the
 // sandbox is thawed.
 func (q *requests) trimNow() {
-	q.mu.Lock()
-	q.stopTimer()
-	q.mu.Unlock()
-	if q.trim != nil {
-		q.trim()
-	}
-}
-
-func (q *requests) stopTimer() {
-	if q.timer != nil {
-		q.timer.Stop()
-	}
+	q.timer.Stop()
+	q.trim()
 }
 
 // wait waits until no request is under way, but not longer than limit, lets no
@@ -89,7 +80,7 @@ func (q *requests) stopTimer() {
 func (q *requests) wait(limit time.Duration) {
 	q.mu.Lock()
 	q.closed = true
-	q.stopTimer()
+	q.timer.Stop()
 	q.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()

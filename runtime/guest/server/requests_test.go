@@ -11,7 +11,7 @@ import (
 )
 
 func TestNoRequestBeginsAfterTheLastWasWaitedFor(t *testing.T) {
-	q := newRequests(nil)
+	q := newRequests(func() {})
 	served := false
 	handler := q.watch(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served = true }))
 	q.wait(time.Minute)

@@ -138,8 +138,12 @@ func (c *Config) setDefaults() error {
 	c.Workdir = filepath.Join("/", c.Workdir)
 	c.drain = cmp.Or(c.drain, drainMax)
 	c.Grace = cmp.Or(c.Grace, defaultGrace)
-	if c.Trim == nil && c.Init {
+	switch {
+	case c.Trim != nil:
+	case c.Init:
 		c.Trim = trimMemory
+	default:
+		c.Trim = func() {}
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
