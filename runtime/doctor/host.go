@@ -57,12 +57,8 @@ func (Machine) OpenDevice(path string) error {
 // Find also searches the folders that Podman searches and that are often missing from a
 // user's PATH.
 func (Machine) Find(command string) (string, error) {
-	if path, err := exec.LookPath(command); err == nil {
-		return path, nil
-	}
-	for _, dir := range []string{"/usr/local/bin", "/usr/bin", "/usr/local/sbin", "/usr/sbin", "/usr/libexec/podman", "/usr/lib/podman"} {
-		path := filepath.Join(dir, command)
-		if unix.Access(path, unix.X_OK) == nil {
+	for _, dir := range []string{"", "/usr/local/bin", "/usr/bin", "/usr/local/sbin", "/usr/sbin", "/usr/libexec/podman", "/usr/lib/podman"} {
+		if path, err := exec.LookPath(filepath.Join(dir, command)); err == nil {
 			return path, nil
 		}
 	}

@@ -21,7 +21,7 @@ func (s *Server) startProcess(r *http.Request) (any, error) {
 func (s *Server) listProcesses(*http.Request) (any, error) { return s.procs.list(), nil }
 
 func (s *Server) stopProcess(r *http.Request) (any, error) {
-	p, err := s.processOf(r)
+	p, err := s.procs.find(r.PathValue("id"))
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +33,7 @@ func (s *Server) stopProcess(r *http.Request) (any, error) {
 }
 
 func (s *Server) signalProcess(r *http.Request) (any, error) {
-	p, err := s.processOf(r)
+	p, err := s.procs.find(r.PathValue("id"))
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func (s *Server) signalProcess(r *http.Request) (any, error) {
 // on, so nothing is lost between them. It ends at the position that the log had when it
 // began, or with follow when the process had ended, however fast more is written.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
-	p, err := s.processOf(r)
+	p, err := s.procs.find(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
@@ -86,10 +86,6 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 			return nil
 		}
 	}
-}
-
-func (s *Server) processOf(r *http.Request) (*process, error) {
-	return s.procs.find(r.PathValue("id"))
 }
 
 // durationOf reads a duration from a request's query.

@@ -52,15 +52,11 @@ func (r *ring) add(t guest.FrameType, data []byte) {
 }
 
 func (r *ring) grow() {
-	bigger := make([]byte, max(ringStart, 2*len(r.buf)))
-	for at := r.head.at; at < r.tail; {
-		part := r.part(at, r.tail)
-		for len(part) > 0 {
-			n := copy(bigger[at&int64(len(bigger)-1):], part)
-			part, at = part[n:], at+int64(n)
-		}
+	bigger := ring{buf: make([]byte, max(ringStart, 2*len(r.buf))), head: r.head, tail: r.head.at}
+	for bigger.tail < r.tail {
+		bigger.put(r.part(bigger.tail, r.tail))
 	}
-	r.buf = bigger
+	*r = bigger
 }
 
 func (r *ring) put(b []byte) {

@@ -27,16 +27,12 @@ func Main(m *testing.M) {
 // where it may create devices without privileges on the host, and where 127.0.0.1 is usable.
 // It returns only in that process; this one exits with its exit code.
 func EnterNamespaces() {
-	if os.Getenv(namespaceVariable) == "" {
-		os.Exit(runInNamespaces())
+	if os.Getenv(namespaceVariable) != "" {
+		if err := tun.LoopbackUp(); err != nil {
+			panic(err)
+		}
+		return
 	}
-	if err := tun.LoopbackUp(); err != nil {
-		panic(err)
-	}
-}
-
-// runInNamespaces runs the test program again and returns its exit code.
-func runInNamespaces() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), namespaceVariable+"=yes")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -50,5 +46,5 @@ func runInNamespaces() int {
 		panic(fmt.Sprintf("this host allows no user namespaces, which doze needs, see `doze doctor`: %v", err))
 	}
 	_ = cmd.Wait() // an error is in the exit code
-	return cmd.ProcessState.ExitCode()
+	os.Exit(cmd.ProcessState.ExitCode())
 }
