@@ -90,13 +90,8 @@ func TestSlowDiskDoesNotBlockBeyondTheContext(t *testing.T) {
 		_, err := n.Manager.Acquire(ctx, sb.ID, sandbox.CausePreview)
 		left <- err
 	}()
-	select {
-	case err := <-left:
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("acquire: %v", err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("a caller whose time is over waits for the disk")
+	if err := testkit.Receive(t, "the end of the caller's context", left); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("acquire: %v", err)
 	}
 	finish()
 	if err := <-first; err != nil {
@@ -213,7 +208,7 @@ func TestStatesAreWrittenConcurrently(t *testing.T) {
 		}
 		select {
 		case <-all:
-		case <-time.After(20 * time.Second):
+		case <-time.After(testkit.Patience):
 			t.Error("a record is written only after another")
 		}
 		return nil

@@ -153,9 +153,7 @@ func TestDestroyEndsACreation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	if err := n.Manager.Destroy(ctx, sb.ID); err != nil {
+	if err := n.Manager.Destroy(testkit.Context(t), sb.ID); err != nil {
 		t.Errorf("destroy: %v", err)
 	}
 	if err := <-made; !errors.Is(err, sandbox.ErrDestroyed) {
@@ -191,7 +189,7 @@ func TestFailedCreationThatCannotBeRemovedEndsItsSubscriptions(t *testing.T) {
 		if open {
 			t.Errorf("got %+v, want the end", ev)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(testkit.Patience):
 		t.Error("the subscription does not end")
 	}
 }
@@ -264,9 +262,7 @@ func TestManagerClosesAfterAnAbandonedStart(t *testing.T) {
 	if err := m.Start(ctx, n.Uplink); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("start: %v", err)
 	}
-	closeCtx, cancelClose := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancelClose()
-	if err := m.Close(closeCtx); err != nil {
+	if err := m.Close(testkit.Context(t)); err != nil {
 		t.Errorf("close: %v", err)
 	}
 }

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func feedOf(t *testing.T, m *sandbox.Manager, owner, cursor string) *sandbox.FeedReader {
@@ -22,9 +22,7 @@ func feedOf(t *testing.T, m *sandbox.Manager, owner, cursor string) *sandbox.Fee
 
 func nextOf(t *testing.T, r *sandbox.FeedReader) sandbox.FeedEvent {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	ev, err := r.Next(ctx)
+	ev, err := r.Next(testkit.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,16 +8,15 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 const owner = "operator"
 
 // Every goroutine of a Manager ends with it.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func create(t *testing.T, m *sandbox.Manager, name string) sandbox.Sandbox {
 	t.Helper()
@@ -56,18 +55,9 @@ func stateOf(t *testing.T, m *sandbox.Manager, id sandbox.ID) sandbox.State {
 // nextEvent waits for an event of that type.
 func nextEvent(t *testing.T, events <-chan sandbox.Event, want sandbox.EventType) sandbox.Event {
 	t.Helper()
-	timeout := time.After(20 * time.Second)
 	for {
-		select {
-		case ev, ok := <-events:
-			if !ok {
-				t.Fatalf("the event channel closed before %s", want)
-			}
-			if ev.Type == want {
-				return ev
-			}
-		case <-timeout:
-			t.Fatalf("no %s event", want)
+		if ev := testkit.Receive(t, "the event "+string(want), events); ev.Type == want {
+			return ev
 		}
 	}
 }

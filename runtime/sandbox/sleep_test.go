@@ -38,9 +38,7 @@ func TestSandboxThatDoesNotFreezeKeepsRunning(t *testing.T) {
 	reached, release := n.Freezer.Block(t)
 	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
 	<-reached
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	lease, err := n.Manager.Acquire(ctx, sb.ID, sandbox.CausePreview)
+	lease, err := n.Manager.Acquire(testkit.Context(t), sb.ID, sandbox.CausePreview)
 	if err != nil {
 		t.Fatalf("acquire: %v", err)
 	}
