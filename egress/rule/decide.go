@@ -7,20 +7,20 @@ import (
 	"github.com/doze-run/doze/egress/rule/preset"
 )
 
-// Default is what becomes of what no rule matches. The node's is AllowPublic or
+// Default is the decision on traffic that no rule matches. The node's is AllowPublic or
 // DenyAll; an owner's or a sandbox's is Inherit or DenyAll.
 type Default string
 
 const (
-	// AllowPublic lets through what goes to a public address by its name.
+	// AllowPublic permits traffic to public addresses by their names.
 	AllowPublic Default = "allow_public"
-	// DenyAll refuses what matches no rule of the same layer or a later one.
+	// DenyAll refuses traffic that matches no rule of the same layer or a later one.
 	DenyAll Default = "deny"
-	// Inherit leaves it to the layers before.
+	// Inherit leaves the decision to the layers before.
 	Inherit Default = "inherit"
 )
 
-// Table is all that applies to a sandbox. Layers may be nil; they are in the
+// Table has all rules that apply to a sandbox. Layers may be nil; they are in the
 // order node, owner, sandbox.
 type Table struct {
 	Default Default // the node's
@@ -45,10 +45,10 @@ type Step struct {
 	Use
 }
 
-// Decision is a verdict with what led to it.
+// Decision is a verdict with its reasons.
 type Decision struct {
 	Verdict Verdict
-	// Rule that decided, as source/name, such as node/github; "default" if none did.
+	// Rule is the deciding rule, as source/name, such as node/github, or "default".
 	Rule     string
 	Reason   string    // of a denial
 	Response *Response // of VerdictRespond
@@ -98,7 +98,7 @@ func (t *Table) denying() int {
 	return noLayer
 }
 
-// fallback decides on what matches no rule of the layer denying or a later one.
+// fallback decides on traffic that matches no rule of the layer denying or a later one.
 func (t *Table) fallback(denying int, named bool) Decision {
 	d := Decision{Verdict: VerdictDeny, Rule: defaultRule}
 	switch {
@@ -132,8 +132,7 @@ func (t *Table) undefined() string {
 	return ""
 }
 
-// Name decides whether a name is answered by DNS: unless nothing could be
-// reached under it.
+// Name decides whether DNS resolves a name: yes, unless the rules deny all of its traffic.
 func (t *Table) Name(host string) Decision {
 	allowed, last := Decision{}, noLayer
 	for layer, l := range t.Layers {
@@ -265,8 +264,8 @@ func (c *compiled) preset(host string, defined *Presets) (name string) {
 	return name
 }
 
-// Placeholders returns the environment variables that the rules give a sandbox.
-// Of rules that give the same variable the first counts.
+// Placeholders returns the environment variables that the rules give a sandbox. The first
+// of the rules that set a variable wins.
 func (t *Table) Placeholders() map[string]Offer {
 	offers := map[string]Offer{}
 	for _, l := range t.Layers {
@@ -306,7 +305,7 @@ func (d *Decision) add(l *Layer, c *compiled) {
 	}
 }
 
-// destined reports whether the rule is about the destination.
+// destined reports whether the rule matches the destination.
 func (c *compiled) destined(r *Request) match {
 	if ports := c.ports(); len(ports) > 0 && !slices.ContainsFunc(ports, func(p Ports) bool { return p.contains(r.Port) }) {
 		return no
@@ -320,11 +319,11 @@ func (c *compiled) destined(r *Request) match {
 	return no
 }
 
-// anyHost reports whether every host may be one of the rule's, as a preset that it names is
-// not defined. To a rule that allows, none is.
+// anyHost reports whether the rule may match every host because it names a preset that is
+// not defined. A rule that allows then matches no host of that preset.
 func (c *compiled) anyHost() bool { return c.Action != Allow && len(c.hosts.undefined) > 0 }
 
-// unsureReason is why a rule that only perhaps matches denies a request.
+// unsureReason returns the reason for which a rule that may match denies a request.
 func (c *compiled) unsureReason(host string) string {
 	if host != "" && !c.hosts.Match(host) {
 		return "the rule " + c.undefined() + ", so that it may be about every host"
@@ -332,7 +331,7 @@ func (c *compiled) unsureReason(host string) string {
 	return "its path or headers can be read in several ways, and only some match this rule"
 }
 
-// ports that the rule is about; none for all.
+// ports returns the ports that the rule matches; none means all.
 func (c *compiled) ports() []Ports {
 	if len(c.Ports) == 0 && c.inspects {
 		return webPorts
@@ -355,7 +354,7 @@ func (c *compiled) hasAddress(r *Request) bool {
 	return false
 }
 
-// match is whether a rule is about a request.
+// match reports whether a rule matches a request.
 type match int
 
 const (
@@ -379,8 +378,8 @@ func (c *compiled) matches(r *Request, paths []string, left *effort) match {
 	return min(destined, c.matchPath(paths, left), c.matchHeaders(r.Header, left))
 }
 
-// method is what the rule compares. Methods are case-sensitive (RFC 9110), which
-// some servers do not know: only what allows takes them at their word.
+// method returns the method that the rule compares. Methods are case-sensitive (RFC 9110),
+// but not for all servers: only a rule that allows distinguishes upper and lower case.
 func (c *compiled) method(r *Request) string {
 	if c.Action == Allow {
 		return r.Method
@@ -419,7 +418,7 @@ func (c *compiled) matchHeaders(header map[string][]string, left *effort) match 
 	return result
 }
 
-// all is the match of something that has several readings.
+// all returns the match of a value with several readings.
 func all(matched, of int) match {
 	switch {
 	case of == 0:

@@ -53,7 +53,7 @@ func plain(name string) bool {
 	return len(name) <= 253
 }
 
-// isAddress finds what resolvers and browsers take for an IPv4 address: the last
+// isAddress reports whether resolvers and browsers parse a name as an IPv4 address: its last
 // label is a number, decimal or hexadecimal (URL standard, "ends in a number").
 func isAddress(name string) bool {
 	if _, err := netip.ParseAddr(name); err == nil {

@@ -96,7 +96,7 @@ func compile(source Source, rules []Rule, presets *Presets, stored bool) (*Layer
 	return l, nil
 }
 
-// bounded checks what all rules together may have, before any is compiled.
+// bounded checks the limits of all rules together, before any is compiled.
 func bounded(rules []Rule) error {
 	if len(rules) > MaxRules {
 		return fmt.Errorf("%d rules: at most %d fit", len(rules), MaxRules)
@@ -154,8 +154,8 @@ func (l *Layer) WithDefault(def Default) *Layer {
 // WithPresets returns the layer with the presets that are defined now; nil for nil.
 //
 // A preset that is not defined has no hosts for a rule that allows. Every other rule may
-// have been about any host: one that denies does, and one with policies or a response denies
-// what it would have been asked about.
+// match any host: one that denies does, and one with policies or a response denies the
+// requests that it would have matched.
 func (l *Layer) WithPresets(presets *Presets) *Layer {
 	if l == nil || l.presets == presets {
 		return l

@@ -1,4 +1,4 @@
-// Package rule decides what may leave a sandbox, and through which policies.
+// Package rule decides which traffic may leave a sandbox, and through which policies.
 //
 // Rules come in three layers: the node's, the owner's and the sandbox's. A rule that
 // denies wins wherever it stands. Otherwise the first rule of each layer that matches
@@ -28,9 +28,9 @@ type Rule struct {
 	// have it: the owner of a name can point it at anything.
 	Private bool `json:"private,omitempty"`
 	// Ports such as 443 or 8000-8100. Without any, a rule that inspects
-	// requests is about 80 and 443, every other about all.
+	// requests matches 80 and 443, every other rule all ports.
 	Ports []Ports `json:"ports,omitempty"`
-	// Scheme is http, https or empty for both and for what is not HTTP.
+	// Scheme is http, https, or empty for both and for other protocols.
 	Scheme string `json:"scheme,omitempty"`
 	// Methods such as GET.
 	Methods []string `json:"methods,omitempty"`
@@ -52,9 +52,8 @@ type Rule struct {
 	// Policies are run in this order.
 	Policies []Use `json:"policies,omitempty"`
 	// Placeholders are environment variables of the sandbox, to names of secrets.
-	// Each variable holds a value that is worth nothing, and that the node
-	// exchanges for the secret in requests that this rule permits: one that allows,
-	// or that has policies.
+	// Each variable holds a placeholder, which the node exchanges for the secret in
+	// requests that this rule permits: one that allows, or that has policies.
 	Placeholders map[string]string `json:"placeholders,omitempty"`
 }
 
@@ -75,11 +74,11 @@ type Response struct {
 	Body    string            `json:"body,omitempty"` // at most MaxResponse bytes
 }
 
-// Use is a policy with what it is given.
+// Use is a policy with its configuration and secrets.
 type Use struct {
 	// Policy is the name of a module that was pushed, or that doze ships.
 	Policy string `json:"policy"`
-	// Config is JSON that the policy understands.
+	// Config is the policy's configuration in JSON.
 	Config json.RawMessage `json:"config,omitempty"`
 	// Secrets are the names that the policy uses, to names of secrets.
 	Secrets map[string]string `json:"secrets,omitempty"`

@@ -13,7 +13,7 @@ import (
 type Stage string
 
 const (
-	// DNS: the name is refused, so nothing is ever connected to.
+	// DNS: the name is refused, so no connection is made.
 	DNS Stage = "dns"
 	// Connection: it is refused, or passed through untouched.
 	Connection Stage = "connection"
@@ -37,14 +37,14 @@ type Explanation struct {
 	// Policies that run, in this order, and the secrets that they use.
 	Policies []Policy `json:"policies,omitempty"`
 	Secrets  []Secret `json:"secrets,omitempty"`
-	// Placeholders are the secrets that are exchanged for theirs, where the request
-	// has one.
+	// Placeholders are the secrets whose placeholders are exchanged, if the request has
+	// any.
 	Placeholders []Secret `json:"placeholders,omitempty"`
 }
 
 // Policy that runs.
 type Policy struct {
-	Rule   string `json:"rule"` // whose it is, as source/name
+	Rule   string `json:"rule"` // as source/name
 	Name   string `json:"name"`
 	Digest string `json:"digest,omitempty"`
 	// Problem for which the request is refused.
@@ -60,11 +60,11 @@ type Secret struct {
 // Known is the state that the rules of a sandbox refer to. The source is the source of
 // the rule that has the name: names in the node's rules are the operator's.
 type Known interface {
-	// Policy returns the digest of what runs, or why nothing does.
+	// Policy returns the digest of the module that runs, or the reason for which none can.
 	Policy(source rule.Source, use rule.Use) (digest string, err error)
-	// Secret returns why the secret cannot be sent to that host, or nil.
+	// Secret returns the reason for which the secret cannot be sent to that host, or nil.
 	Secret(source rule.Source, name, host string) error
-	// ECH reports whether connections pass through whose ClientHello has it.
+	// ECH reports whether connections whose ClientHello has ECH pass through.
 	ECH() bool
 }
 

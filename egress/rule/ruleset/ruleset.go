@@ -23,7 +23,7 @@ import (
 // those that the caller knows.
 var ErrRevision = errors.New("the rules were changed meanwhile")
 
-// RevisionError says at which revision the rules are.
+// RevisionError reports the current revision of the rules.
 type RevisionError struct{ Have, Want int64 }
 
 func (e *RevisionError) Error() string {
@@ -39,16 +39,16 @@ type Scope struct {
 	sandbox sandbox.ID
 }
 
-// OfOwner is the scope of all that belongs to owner.
+// OfOwner returns the scope of all sandboxes of an owner.
 func OfOwner(owner string) Scope { return Scope{owner: owner} }
 
-// OfSandbox is the scope of one sandbox.
+// OfSandbox returns the scope of one sandbox.
 func OfSandbox(id sandbox.ID) Scope { return Scope{sandbox: id} }
 
-// Owner is empty for the scope of a sandbox.
+// Owner returns the owner, or "" for the scope of a sandbox.
 func (s Scope) Owner() string { return s.owner }
 
-// Sandbox is empty for the scope of an owner.
+// Sandbox returns the sandbox, or "" for the scope of an owner.
 func (s Scope) Sandbox() sandbox.ID { return s.sandbox }
 
 // Source returns the source of rules of this scope.
@@ -148,7 +148,7 @@ func Open(ctx context.Context, docs document.Store) (*Sets, error) {
 	return s, nil
 }
 
-// Faults are what was wrong with stored rules at Open, for the log.
+// Faults returns the errors in stored rules that Open found, for the log.
 func (s *Sets) Faults() []error { return s.faults }
 
 // Get returns the rules of a scope.
@@ -208,9 +208,9 @@ func (s *Sets) Replace(ctx context.Context, scope Scope, set Set, ifRevision *in
 	return set, nil
 }
 
-// Delete forgets the rules of a scope that is no more. Its revisions begin again
-// after that, so it is not for scopes that live on: those get an empty set.
-// Idempotent.
+// Delete deletes the rules of a scope that no longer exists. Its revisions would begin
+// again: to remove the rules of an existing scope, replace them with an empty set. Delete is
+// idempotent.
 func (s *Sets) Delete(ctx context.Context, scope Scope) error {
 	s.change.Lock()
 	defer s.change.Unlock()
@@ -242,7 +242,7 @@ func parseDocumentName(name string) (Scope, bool) {
 	return Scope{}, false
 }
 
-// decode reads what is stored for a scope. With an error it returns what denies
+// decode decodes the stored rules of a scope. With an error it returns rules that deny
 // everything.
 func decode(scope Scope, value []byte) (Set, error) {
 	set := Set{Default: rule.Inherit}

@@ -13,14 +13,13 @@ const (
 	maxEmpty = 100
 )
 
-// minHeld is how many characters of the prefix have to be at the end of what has
-// arrived to be held back. With fewer, every message of a duplex stream that ends
-// with a d would wait for the next; a placeholder that was cut there is not
-// exchanged.
+// minHeld is the number of characters of the prefix at the end of the received bytes from
+// which on they are held back. With fewer, every message of a duplex stream that ends
+// with a d would wait for the next; a placeholder that was cut there is not exchanged.
 const minHeld = 4
 
-// body exchanges while it is read. It holds back only what may be the beginning
-// of a placeholder.
+// body exchanges placeholders while it is read. It holds back only bytes that may begin a
+// placeholder.
 type body struct {
 	x     *Exchanged
 	src   io.ReadCloser
@@ -63,8 +62,8 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next moves from rest to out what precedes a placeholder, or the value of one,
-// and reports whether there was anything to move.
+// next moves the bytes before a placeholder, or its value, to out, and reports whether
+// there were any.
 func (b *body) next() bool {
 	i := bytes.Index(b.unsearched, []byte(Prefix))
 	switch {
@@ -95,7 +94,7 @@ func (b *body) pass(n int) bool {
 	return n > 0
 }
 
-// partial returns how many bytes at the end of rest may begin a prefix.
+// partial returns the number of bytes at the end of unsearched that may begin a prefix.
 func (b *body) partial() int {
 	if b.err != nil {
 		return 0

@@ -19,8 +19,8 @@ import (
 	"github.com/doze-run/doze/egress/secret"
 )
 
-// MaxBody is up to where a body of known length is held in memory to be sent with
-// its new length. Requests that log in have some hundred bytes.
+// MaxBody is the maximum length of a body of known length that is held in memory to be
+// sent with its new length. Login requests have some hundred bytes.
 const MaxBody = 1 << 20
 
 // Exchanged is the result of exchanging a request's placeholders. It is nil for a request
@@ -59,8 +59,9 @@ func (x *Exchanged) Refused() error {
 	return x.refused
 }
 
-// Exchange puts values in the place of placeholders in a request's header values, the user and password of Basic authentication, its query and its
-// body, escaped where it is JSON or a form. Placeholders of other sandboxes are text like any other.
+// Exchange replaces placeholders by values in a request's header values, the user and
+// password of Basic authentication, its query and its body, escaped where it is JSON or a
+// form. Placeholders of other sandboxes are text like any other.
 //
 // A body of at most MaxBody bytes is read first and gets its new length; one of
 // unknown length is exchanged while it is read. In a longer one of known length,
@@ -146,7 +147,7 @@ func (x *Exchanged) basic(header string) (string, error) {
 }
 
 // text returns a text with values instead of placeholders. in returns the form that a
-// value has in this text, or why it cannot be there.
+// value has in this text, or an error if the text cannot hold it.
 func (x *Exchanged) text(text string, in func(value string) (string, error)) (string, error) {
 	if !strings.Contains(text, Prefix) {
 		return text, nil
@@ -254,8 +255,8 @@ func (x *Exchanged) body(r *http.Request) (streamed bool, err error) {
 	return false, nil
 }
 
-// inBody returns what a value looks like in a body of this type: within a string
-// of JSON, in a form, or as it is.
+// inBody returns the form of a value in a body of this type: within a string of JSON, in a
+// form, or unchanged.
 func inBody(h http.Header) func(value string) (string, error) {
 	switch kind := mediaType(h); {
 	case kind == "application/x-www-form-urlencoded":

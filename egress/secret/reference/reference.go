@@ -18,10 +18,10 @@ const (
 	// MaxReferences of one exchange. A request that authenticates in three
 	// places with three encodings of two secrets has 18.
 	MaxReferences = 64
-	// MaxValue is the length of what one reference stands for: a value of the
+	// MaxValue is the maximum length of the value of a reference: a value of the
 	// vault, 64 KiB at most, in an encoding that triples it.
 	MaxValue = 192 << 10
-	// maxHeld is the length of all that the references of one exchange stand for.
+	// maxHeld is the maximum length of the values of all references of one exchange.
 	maxHeld = 1 << 20
 )
 
@@ -52,13 +52,13 @@ type Set struct {
 	derived []secret.ID
 }
 
-// entry is what a reference stands for.
+// entry is a reference with its value.
 type entry struct {
 	text    string // the reference
 	value   string
 	secrets []secret.ID // whose values are in it
 	plain   secret.ID   // the secret, if the value is just that
-	escaped bool        // made of nothing that a URL would have to escape
+	escaped bool        // consists of characters that a URL need not escape
 }
 
 // NewSet returns an empty set. resolve is called once for each secret, when its first
@@ -91,8 +91,8 @@ func (s *Set) Derived() []secret.ID {
 	return s.derived
 }
 
-// Encode returns the text that stands for an encoded text. References in the
-// text, encoded ones too, are encoded as what they stand for. Errors: ErrEncoding,
+// Encode returns a reference to the encoding of a text. References in the text, also
+// to encoded texts, are encoded as their values. Errors: ErrEncoding,
 // ErrLimit, ErrUnknown.
 func (s *Set) Encode(encoding int32, text string) (string, error) {
 	if len(text) > MaxValue {
@@ -138,7 +138,7 @@ func (s *Set) add(e entry) (string, error) {
 	return e.text, nil
 }
 
-// lookup returns what the reference that text begins with stands for.
+// lookup returns the entry of the reference with which a text begins.
 func (s *Set) lookup(text string) (*entry, error) {
 	if len(text) >= length {
 		for i := range s.entries {
@@ -150,19 +150,18 @@ func (s *Set) lookup(text string) (*entry, error) {
 	return nil, ErrUnknown
 }
 
-// renderer puts values in the place of references and notes whose they are.
+// renderer replaces references by values, and records their secrets.
 type renderer struct {
 	set      *Set
 	used     []secret.ID
 	capacity int // for values: references are short, so that many fit into a text
 }
 
-// asIs: what a reference stands for, unchanged.
+// asIs returns the value unchanged.
 func asIs(e *entry) (string, error) { return e.value, nil }
 
-// text returns a text with values in the place of references, itself if it has
-// none. in returns the form that a value has in this text, or why it cannot be there.
-// The values themselves are not searched.
+// text returns a text with values in place of its references. in returns the form that a
+// value has in this text, or an error if the text cannot hold it. Values are not searched.
 func (r *renderer) text(text string, in func(*entry) (string, error)) (string, error) {
 	if !r.set.in(text) {
 		return text, nil
@@ -201,8 +200,8 @@ func (s *Set) in(text string) bool {
 	return s != nil && s.prefix != "" && strings.Contains(text, s.prefix)
 }
 
-// escape leaves of a text what RFC 3986 calls unreserved and writes the rest as
-// percent and two digits: right in a path, in a query and in a form.
+// escape percent-encodes all but the unreserved characters of RFC 3986, as is valid in a
+// path, a query and a form.
 func escape(text string) string {
 	const digits = "0123456789ABCDEF"
 	b := make([]byte, 0, len(text)+len(text)/2)

@@ -12,12 +12,12 @@ import (
 	"github.com/doze-run/doze/egress/secret"
 )
 
-// MaxBody is how long a body may be in which references are rendered: it is
+// MaxBody is the maximum length of a body in which references are rendered: it is
 // held in memory, as it was when a policy wrote it. Policies have no more memory.
 const MaxBody = 16 << 20
 
-// RenderError is why a request cannot be sent with its references. It holds no part of a
-// value.
+// RenderError is the reason for which a request cannot be sent with its references. It
+// holds no part of a value.
 type RenderError struct {
 	Where  string // such as "header Authorization"
 	Reason string
@@ -25,8 +25,7 @@ type RenderError struct {
 
 func (e *RenderError) Error() string { return e.Where + ": " + e.Reason }
 
-// Render puts values in the place of references in the values of headers and
-// trailers, in the path and in the query, and returns the secrets that are
+// Render replaces references by values in the values of headers and trailers, in the path and in the query, and returns the secrets that are
 // now in the request. In a path or query a value is percent-encoded,
 // unless it was made with the encoding Percent.
 //
@@ -117,8 +116,8 @@ func (t *renderer) url(r *http.Request) error {
 	return nil
 }
 
-// elsewhere finds references where none is rendered: otherwise the request would be sent,
-// and not be what its policy meant.
+// elsewhere returns an error for references in places where none is rendered: otherwise
+// the request would be sent with them.
 func (s *Set) elsewhere(r *http.Request) error {
 	for _, text := range []string{r.Method, r.Host, r.URL.Scheme, r.URL.Opaque, r.URL.Host, r.URL.Fragment} {
 		if s.in(text) {
@@ -139,10 +138,9 @@ func (s *Set) elsewhere(r *http.Request) error {
 	return nil
 }
 
-// RenderBody puts values in the place of references in a body that a policy
-// wrote, byte for byte as they are, and returns the secrets that are now in
-// it. The length is made right. A body that a client wrote has no
-// references: it is not to be given to RenderBody.
+// RenderBody replaces references by values in a body that a policy wrote, byte for byte,
+// and returns the secrets that are now in it. It sets the length. A body that a client
+// wrote has no references: the caller must not pass it to RenderBody.
 //
 // The request must not be sent after an error: *RenderError, or an error of reading
 // the body.

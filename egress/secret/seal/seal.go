@@ -21,15 +21,15 @@ import (
 var (
 	// ErrOtherKey is returned for a value that was sealed with a missing key.
 	ErrOtherKey = errors.New("it was sealed with another key than this node has")
-	// ErrBroken is returned for what does not open: it was changed, cut short, or
-	// sealed for another purpose.
+	// ErrBroken is returned for a value that was changed, cut short, or sealed for another
+	// purpose.
 	ErrBroken = errors.New("it is damaged, or was sealed for something else")
 )
 
 // keySize is the size of keys of AES-256.
 const keySize = 32
 
-// prefixSize is what Tink puts before a value: a byte 1 and the id of the key.
+// prefixSize is the size of Tink's prefix of a value: a byte 1 and the id of the key.
 const prefixSize = 5
 
 // Key seals and opens. It never shows itself: not in errors, formatted or in logs.
@@ -66,7 +66,7 @@ func keyID(key []byte) uint32 {
 	return binary.BigEndian.Uint32(sum[:])
 }
 
-// maxPlain bounds what is sealed, far above anything that a store would take.
+// maxPlain bounds the size of values, far above the limits of stores.
 const maxPlain = 1 << 24
 
 // Seal encrypts plain for a purpose.
@@ -81,7 +81,7 @@ func (k *Key) Seal(purpose string, plain []byte) ([]byte, error) {
 	return sealed, nil
 }
 
-// Open returns what was sealed for that purpose. Errors: ErrOtherKey, ErrBroken
+// Open decrypts a value that was sealed for that purpose. Errors: ErrOtherKey, ErrBroken
 // (wrapped).
 func (k *Key) Open(purpose string, sealed []byte) ([]byte, error) {
 	id, ok := sealedWith(sealed)
@@ -99,7 +99,7 @@ func (k *Key) Open(purpose string, sealed []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// Old reports whether a value was sealed with a key that seals no more. Such values are
+// Old reports whether a value was sealed with a key that no longer seals. Such values are
 // sealed again at the start, so that the old key can be removed.
 func (k *Key) Old(sealed []byte) bool {
 	id, ok := sealedWith(sealed)

@@ -24,13 +24,13 @@ const (
 	MaxValue = 64 << 10
 	// MaxHosts of a secret.
 	MaxHosts = 100
-	// maxOwner leaves space for a name in the document's name.
+	// maxOwner leaves space for the secret's name in the document's name.
 	maxOwner = 128
 )
 
 var namePattern = regexp.MustCompile(`\A[a-z0-9_-]{1,64}\z`)
 
-// check refuses what cannot be a secret, and returns where it may go.
+// check checks a secret, and returns the patterns of its hosts.
 func check(owner, name string, value []byte, hosts []string) ([]pattern, error) {
 	if owner == "" || len(owner) > maxOwner {
 		return nil, fmt.Errorf("an owner has 1 to %d bytes, this one has %d", maxOwner, len(owner))

@@ -26,7 +26,7 @@ func (e *HostFullError) Error() string {
 
 func (e *HostFullError) Unwrap() error { return ErrTooMany }
 
-// hostUsage is how much is bound to something.
+// hostUsage is the number and size of secrets that are bound to a host.
 type hostUsage struct{ secrets, bytes int }
 
 func (w hostUsage) fits() bool { return w.secrets <= MaxHostSecrets && w.bytes <= MaxHostBytes }
@@ -66,8 +66,8 @@ func (s *ownerSecrets) checkHostQuota(e *entry) error {
 	return full
 }
 
-// upperBound is what is bound to a host, and more where secrets are by several patterns.
-// Unlike boundTo it makes no list: there may be 100,000 patterns.
+// upperBound returns the usage of a host. It counts a secret again for each pattern that
+// binds it. Unlike boundTo it makes no list: there may be 100,000 patterns.
 func upperBound(weights map[pattern]hostUsage, host string) hostUsage {
 	w := weights[pattern{name: host}]
 	for i := range len(host) {

@@ -22,7 +22,7 @@ func (e *entry) boundTo(host string) bool {
 	return slices.ContainsFunc(e.patterns, func(p pattern) bool { return p.match(host) })
 }
 
-// ownerSecrets is all that one owner has, with an index of hosts. It does not change.
+// ownerSecrets has all secrets of one owner, with an index of hosts. It does not change.
 type ownerSecrets struct {
 	secrets map[string]*entry
 	// index has the values of each pattern, by name.
@@ -35,7 +35,7 @@ func newOwnerSecrets(secrets map[string]*entry) *ownerSecrets {
 	s := &ownerSecrets{secrets: secrets, index: map[pattern][]Value{}}
 	for name, e := range secrets {
 		if e.Unreadable {
-			continue // it goes nowhere, so it comes back from nowhere
+			continue // it is never sent, so no response can contain it
 		}
 		for _, p := range e.patterns {
 			s.index[p] = append(s.index[p], Value{Name: name, Bytes: e.value})

@@ -12,7 +12,7 @@ import (
 // documentKind is the kind of the store's documents that hold secrets.
 const documentKind = "secrets"
 
-// record is a secret as the store has it. The document's name says whose it is.
+// record is the stored form of a secret. The document's name has the owner.
 type record struct {
 	Secret
 	Sealed []byte `json:"sealed"`
@@ -41,8 +41,8 @@ func (v *Vault) store(ctx context.Context, owner string, e *entry) error {
 	return v.docs.PutDocument(ctx, documentKind, documentName(owner, e.Name), value)
 }
 
-// load reads a stored secret. With an error the entry is unreadable, or nil when not
-// even its name is known. A value that an old key has sealed is sealed again.
+// load reads a stored secret. With an error the entry is unreadable, or nil if its name is
+// unknown. A value that an old key has sealed is sealed again.
 func (v *Vault) load(ctx context.Context, document string, value []byte) (owner string, _ *entry, _ error) {
 	cut := strings.LastIndexByte(document, '/')
 	if cut < 0 {

@@ -28,15 +28,15 @@ var (
 	ErrUnknown = errors.New("unknown secret")
 	// ErrNotBound is returned when the secret must not go to that host.
 	ErrNotBound = errors.New("the secret is not bound to that host")
-	// ErrUnreadable is returned for a secret that the store has and that does not
-	// open: it has to be put again.
+	// ErrUnreadable is returned for a stored secret that cannot be unsealed: it has to
+	// be put again.
 	ErrUnreadable = errors.New("the secret cannot be unsealed: put it again")
 	// ErrTooMany is returned when an owner has as many secrets as fit, and
 	// wrapped in a *HostFullError when one of the hosts has.
 	ErrTooMany = fmt.Errorf("there are %d secrets already: delete one first", MaxSecrets)
 )
 
-// Secret is what may be known of a secret.
+// Secret describes a secret, without its value.
 type Secret struct {
 	Name string `json:"name"`
 	// Hosts that it may be sent to, as patterns: `api.github.com`, `*.example.com`.
@@ -45,7 +45,7 @@ type Secret struct {
 	Version   int64     `json:"version"`
 	CreatedAt time.Time `json:"created_at"`
 	UpdatedAt time.Time `json:"updated_at"`
-	// Unreadable: the store has it, but it does not open. See ErrUnreadable.
+	// Unreadable: the stored secret cannot be unsealed. See ErrUnreadable.
 	Unreadable bool `json:"unreadable,omitempty"`
 }
 
@@ -91,7 +91,7 @@ func Open(ctx context.Context, docs document.Store, key *seal.Key) (*Vault, erro
 	return v, nil
 }
 
-// Faults are what was wrong with stored secrets at Open, for the log.
+// Faults returns the errors in stored secrets that Open found, for the log.
 func (v *Vault) Faults() []error { return v.faults }
 
 // Version grows with each change of any secret, and is a key for what is derived
@@ -172,7 +172,7 @@ func (v *Vault) List(owner string) []Secret {
 	return list
 }
 
-// Get returns what may be known of one secret, or ErrUnknown.
+// Get describes one secret. It returns ErrUnknown if the secret does not exist.
 func (v *Vault) Get(owner, name string) (Secret, error) {
 	e := v.ofOwner(owner).secrets[name]
 	if e == nil {
