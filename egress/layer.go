@@ -43,11 +43,15 @@ func problemsOf(l *flow.Layer, about func(flow.Use) bool) error {
 	for i, r := range l.Rules() {
 		for j, u := range r.Policies {
 			if err := l.Unready[flow.UseOf(u)]; err != nil && about(flow.UseOf(u)) {
-				problems = append(problems, &rule.Error{Index: i, Rule: r.Name, Field: fmt.Sprintf("policies[%d]", j), Problem: fmt.Sprintf("%q: %v", u.Policy, err)})
+				problems = append(problems, policyError(i, r, j, err))
 			}
 		}
 	}
 	return errors.Join(problems...)
+}
+
+func policyError(index int, r rule.Rule, use int, err error) error {
+	return &rule.Error{Index: index, Rule: r.Name, Field: fmt.Sprintf("policies[%d]", use), Problem: fmt.Sprintf("%q: %v", r.Policies[use].Policy, err)}
 }
 
 // newLayer returns a layer whose policies are ready to run. A policy that cannot run does
@@ -68,7 +72,7 @@ func (e *Egress) newLayer(ctx context.Context, find finder, owner string, compil
 			if cause := context.Cause(ctx); cause != nil {
 				l.Release()
 				if errors.Is(cause, errReadyLimit) {
-					return nil, &rule.Error{Index: i, Rule: r.Name, Field: fmt.Sprintf("policies[%d]", j), Problem: fmt.Sprintf("%q: %v", u.Policy, cause)}
+					return nil, policyError(i, r, j, cause)
 				}
 				return nil, cause
 			}

@@ -30,11 +30,10 @@ type scrubberKey struct{ owner, own, operators string }
 // of returns the scrubber of secrets of a version of the vault. Hosts to which the same
 // secrets are bound share it: a sandbox can send requests to any number of hosts below a
 // name.
-func (f *scrubbers) of(owner string, version int64, own, operators []vault.Value) *scrub.Scrubber {
+func (f *scrubbers) of(owner string, version int64, own, operators []vault.Value, values [][]byte) *scrub.Scrubber {
 	key := scrubberKey{owner, namesOf(own), namesOf(operators)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	values := bytesOf(own, operators)
 	size := 20 << 10
 	for _, v := range values {
 		size += 5<<10 + len(v)
@@ -69,15 +68,18 @@ func (c *Client) Scrubber(host string, secrets *session.Session) intercept.Filte
 	case len(extra) > 0:
 		return scrub.New(append(values, extra...))
 	case len(values) > 0:
-		return c.carrier.scrubbers.of(c.Owner, version, own, operators)
+		return c.carrier.scrubbers.of(c.Owner, version, own, operators, values)
 	}
 	return nil
 }
 
-func bytesOf(own, operators []vault.Value) [][]byte {
+func bytesOf(lists ...[]vault.Value) [][]byte {
 	var values [][]byte
-	for _, s := range slices.Concat(own, operators) {
-		values = append(values, s.Bytes)
+	for _, list := range lists {
+		values = slices.Grow(values, len(list))
+		for _, s := range list {
+			values = append(values, s.Bytes)
+		}
 	}
 	return values
 }
