@@ -111,7 +111,7 @@ func (b *box) auditedAddress(address, reason string) {
 
 const unnamed = "no name led to this address"
 
-func TestAddressesByNumberLeadNowhere(t *testing.T) {
+func TestAddressesWithoutANameAreRefused(t *testing.T) {
 	n := commonNode(t)
 	d := newDecoy(t)
 	b := n.newBox(t)
@@ -163,7 +163,7 @@ func TestAddressesByNumberLeadNowhere(t *testing.T) {
 }
 
 // A rule for all addresses and all hosts does not mean the node.
-func TestAWideRuleDoesNotLeadToTheNode(t *testing.T) {
+func TestWideRuleDoesNotReachTheNode(t *testing.T) {
 	n := ownNode(t, "rule wide {\naddresses 0.0.0.0/0 ::/0\nallow_private\nallow\n}")
 	d := newDecoy(t)
 	b := n.newBox(t)
@@ -179,7 +179,7 @@ func TestAWideRuleDoesNotLeadToTheNode(t *testing.T) {
 	b.refused("http://198.18.0.1/")
 }
 
-func TestASandboxDoesNotReachAnother(t *testing.T) {
+func TestSandboxDoesNotReachAnother(t *testing.T) {
 	n := commonNode(t)
 	one, two := n.newBox(t), n.newBox(t)
 	server, err := n.API.StartProcess(testkit.Context(t), two.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"python3", "-m", "http.server", "-b", "0.0.0.0", "8077"}}})

@@ -29,7 +29,7 @@ func (b *box) speak(host, bytes string) string {
 
 // Requests that servers understand in several ways: a rule that denies a path
 // holds in all of them.
-func TestNoSecondRequestIsSmuggledPastARule(t *testing.T) {
+func TestRequestsAreNotSmuggledPastARule(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t).canSay()
 	b.rules(`[{"name":"paths","hosts":["smuggle.look.test","smuggle.plain.test"],"paths":["/forbidden","/forbidden/**"],"action":"deny","reason":"not there"}]`)
@@ -116,7 +116,7 @@ func TestHostIsNotAProxy(t *testing.T) {
 }
 
 // A redirect is decided again, and the secret does not go along.
-func TestARedirectGivesNoRights(t *testing.T) {
+func TestRedirectIsDecidedByTheRules(t *testing.T) {
 	b, value := bearer(t, "redirected", "redirects.look.test")
 	n := b.node
 	b.rules(`[

@@ -92,7 +92,7 @@ func addresses(texts ...string) (list []netip.Addr) {
 }
 
 // Names that lead to where no sandbox may come, the names of others among them.
-func TestNamesDoNotLeadToPrivateAddresses(t *testing.T) {
+func TestPrivateAddressesOfNamesAreRefused(t *testing.T) {
 	names := newNameServer(t)
 	d := newDecoy(t)
 	n := ownNode(t, "resolvers "+names.LocalAddr().String(), "rule private {\nhosts *.corp.example\nallow_private\nallow\n}",
@@ -131,7 +131,7 @@ func TestNamesDoNotLeadToPrivateAddresses(t *testing.T) {
 // The answers of a name change (DNS rebinding), or one has several addresses. A
 // forbidden address is not dialed because an answer also had another; package dial tests
 // the case in which the other may be dialed, which needs a network.
-func TestANameThatChangesLeadsNowhereElse(t *testing.T) {
+func TestRebindingIsRefused(t *testing.T) {
 	names := newNameServer(t)
 	d := newDecoy(t)
 	n := ownNode(t, "resolvers "+names.LocalAddr().String())
@@ -148,7 +148,7 @@ func TestANameThatChangesLeadsNowhereElse(t *testing.T) {
 }
 
 // Names carry nothing out: a query is not forwarded.
-func TestNamesThatAreAskedForDoNotLeaveTheNode(t *testing.T) {
+func TestNameQueriesDoNotLeaveTheNode(t *testing.T) {
 	names := newNameServer(t)
 	n := ownNode(t, "resolvers "+names.LocalAddr().String(), "rule never {\nhosts *.denied.example\ndeny\n}")
 	b := n.newBox(t).canSay()
@@ -200,7 +200,7 @@ func TestNamesThatAreAskedForDoNotLeaveTheNode(t *testing.T) {
 
 // DNS over HTTPS is a host like others: a rule denies it, and its number leads
 // nowhere.
-func TestDNSOverHTTPSIsAHostLikeOthers(t *testing.T) {
+func TestDNSOverHTTPSFollowsTheRules(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	b.rules(`[{"name":"doh","hosts":["doh.look.test"],"action":"deny","reason":"the node has DNS"}]`)

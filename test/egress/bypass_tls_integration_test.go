@@ -32,7 +32,7 @@ func TestTLSForAnotherHostIsRefused(t *testing.T) {
 
 // The hidden name is never read: the client learns that ECH is not supported, and ends the
 // connection.
-func TestEncryptedClientHelloLeadsNowhere(t *testing.T) {
+func TestEncryptedClientHelloIsRejected(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t).goClient()
 	for _, to := range []string{"ech.pass.test:443", "ech-port.pass.test:8443", "ech.look.test:443"} {
@@ -57,7 +57,7 @@ func TestEncryptedClientHelloLeadsNowhere(t *testing.T) {
 
 // A connection is for one host, also where the certificate would be for several:
 // the servers of the tests have all names.
-func TestAConnectionIsNotReusedForAnotherHost(t *testing.T) {
+func TestConnectionIsNotReusedForAnotherHost(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t).goClient()
 	r := b.try("/srv/client fronting -connect reused.look.test:443 -sni reused.look.test reused.look.test hidden.look.test reused.look.test:444 reused.look.test")

@@ -250,7 +250,7 @@ func plain(text string, r types.ExecResult) []byte {
 }
 
 // The canary's search at the end of the tests is worth as much as it can find.
-func TestTheCanaryFindsSecrets(t *testing.T) {
+func TestCanaryFindsSecrets(t *testing.T) {
 	const value = "tok-canary-Jq7TzW2nHs5XcVb9"
 	in := map[string]string{
 		"itself":           "x=" + value + "&",

@@ -98,7 +98,7 @@ var plants = map[string]string{
 }
 
 // The search in sandboxes at their end is worth as much as it can find.
-func TestTheCanaryFindsWhatASandboxCanRead(t *testing.T) {
+func TestCanaryFindsReadableState(t *testing.T) {
 	b := commonNode(t).newBox(t)
 	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
 	if err != nil {

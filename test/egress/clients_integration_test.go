@@ -335,7 +335,7 @@ func TestWebSocket(t *testing.T) {
 
 // A gigabyte comes down and goes up again at the same time, with the node searching
 // the download for the secret.
-func TestAGigabytePassesBothWaysAndTheNodeStaysSmall(t *testing.T) {
+func TestGigabyteStreamsInBoundedMemory(t *testing.T) {
 	const size = 1 << 30
 	want := received{Size: size, SHA256: blobDigest(size), Length: -1}
 	eachMode(t, "gigabyte", withBearer, func(u *user) {

@@ -78,11 +78,11 @@ func (s *servers) serveClients(mux *http.ServeMux) {
 	handle("/trailers", trailers)
 	handle("/websocket", echoMessages)
 	mux.HandleFunc("/open/websocket", echoMessages)
-	var heard sync.Map // of chan string, by host
-	handle("/events", func(w http.ResponseWriter, r *http.Request) { events(w, r, channelOf(&heard, r.Host)) })
-	handle("/events/heard", func(_ http.ResponseWriter, r *http.Request) {
+	var acks sync.Map // of chan string, by host
+	handle("/events", func(w http.ResponseWriter, r *http.Request) { events(w, r, channelOf(&acks, r.Host)) })
+	handle("/events/ack", func(_ http.ResponseWriter, r *http.Request) {
 		select {
-		case channelOf(&heard, r.Host) <- r.URL.RawQuery:
+		case channelOf(&acks, r.Host) <- r.URL.RawQuery:
 		case <-r.Context().Done():
 		}
 	})
@@ -163,7 +163,7 @@ func trailers(w http.ResponseWriter, r *http.Request) {
 }
 
 // events sends five, each when the previous one was acknowledged.
-func events(w http.ResponseWriter, r *http.Request, heard <-chan string) {
+func events(w http.ResponseWriter, r *http.Request, acks <-chan string) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	for i := range 5 {
 		fmt.Fprintf(w, "data: %d\n\n", i)
@@ -171,7 +171,7 @@ func events(w http.ResponseWriter, r *http.Request, heard <-chan string) {
 			return
 		}
 		select {
-		case id := <-heard:
+		case id := <-acks:
 			if id != strconv.Itoa(i) {
 				return
 			}

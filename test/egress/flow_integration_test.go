@@ -38,7 +38,7 @@ func (a author) doze(input string, args ...string) string {
 }
 
 // From nothing to a request that arrives authenticated, as docs/policies.md has it.
-func TestFromANewPolicyToAnAuthenticatedRequest(t *testing.T) {
+func TestCustomPolicyAuthenticatesRequests(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func (b *box) well() {
 	b.exec("curl -sSf --max-time 60 https://well.look.test/")
 }
 
-func TestAPolicyThatDoesHarmDeniesItsRequestsAndNothingElse(t *testing.T) {
+func TestHarmfulPolicyDeniesOnlyItsRequests(t *testing.T) {
 	n := commonNode(t)
 	n.push(t, "harm", hostile(t))
 	b := n.newBox(t)
@@ -86,7 +86,7 @@ func TestAPolicyThatDoesHarmDeniesItsRequestsAndNothingElse(t *testing.T) {
 }
 
 // A policy that cannot start is refused with its rule, and the rules stay.
-func TestAPolicyThatDoesNotStartMakesNoRule(t *testing.T) {
+func TestRuleWhosePolicyDoesNotStartIsRefused(t *testing.T) {
 	n := commonNode(t)
 	n.push(t, "starts", hostile(t))
 	b := n.newBox(t)
@@ -144,7 +144,7 @@ func TestInvalidPolicyIsRefusedWithAReason(t *testing.T) {
 // replacements of a policy while requests pass through it.
 const replacements = 10
 
-func TestAPolicyIsReplacedUnderLoadWithoutAFailedRequest(t *testing.T) {
+func TestPolicyIsReplacedUnderLoad(t *testing.T) {
 	n := commonNode(t)
 	wasm := hostile(t)
 	n.push(t, "turns", wasm)

@@ -114,7 +114,7 @@ func TestErrorsDoNotRepeatAnAddressWithASecret(t *testing.T) {
 	}
 }
 
-func TestASecretCannotAddALine(t *testing.T) {
+func TestSecretCannotInjectALine(t *testing.T) {
 	n := commonNode(t)
 	const host = "lines.look.test"
 	value := []byte("tok-lines-Jq7TzW2nHs5X\r\nX-Evil: 1")
@@ -142,7 +142,7 @@ time.sleep(1000)
 
 // A sandbox that had a request authenticated has the secret nowhere: not in the
 // memory of its programs, the guest among them, nor in environment or files.
-func TestNothingInASandboxHasItsSecrets(t *testing.T) {
+func TestSandboxStateHasNoSecrets(t *testing.T) {
 	const host = "memory.look.test"
 	b, _ := bearer(t, "memory", host)
 	b.rules(`[{"name":"api","hosts":["memory.look.test"],"policies":[{"name":"bearer","secrets":{"token":"memory"}}],"placeholders":{"API_TOKEN":"memory"}}]`)

@@ -25,7 +25,7 @@ func (n *node) logHas(t *testing.T, text string) {
 
 // Libraries may log what broken responses contain; the node's log shows none of it, which
 // the search of the node's log when it ends verifies too.
-func TestBrokenResponsesOfAnUpstreamThatEchoesASecretStayOutOfTheLog(t *testing.T) {
+func TestLogOmitsBrokenResponsesThatEchoASecret(t *testing.T) {
 	b, secret := bearer(t, "logged", "logged.old.test")
 	for _, form := range []string{"204", "304", "between", "trailer", "trailers", "chunk", "line", "protocol", "cut"} {
 		b.try("curl -sS https://logged.old.test/broken/" + form)
@@ -56,7 +56,7 @@ while True:
     c.close()
 `
 
-func TestPreviewsThatBreakOffStayOutOfTheLog(t *testing.T) {
+func TestAbortedPreviewsAreNotLogged(t *testing.T) {
 	b := commonNode(t).newBox(t)
 	b.put("/tmp/server.py", strings.NewReader(brokenServer))
 	ctx := testkit.Context(t)

@@ -18,7 +18,7 @@ func parseSeen(t *testing.T, text string) seen {
 	return got
 }
 
-func TestASandboxReachesServersByName(t *testing.T) {
+func TestSandboxReachesServersByName(t *testing.T) {
 	b := commonNode(t).newBox(t)
 	// Passed through: the client sees the server's own certificate, which it does
 	// not know.

@@ -38,7 +38,7 @@ var mirrors = []string{"npm.mirror.example.com", "pypi.mirror.example.com", "fil
 
 // npm, PyPI and GitHub with a token, nothing else, and a model's budget: the lines of
 // docs/egress.md, as they are printed.
-func TestTheRulesOfTheDocumentation(t *testing.T) {
+func TestRulesOfTheDocumentation(t *testing.T) {
 	operator := regexp.MustCompile(`(?m)^\s*preset .*`).FindAllString(documented(t, "egress.md", "```caddyfile node\n{\n\tdoze {\n\t\tegress {\n\t\t\tpreset"), -1)
 	for _, host := range mirrors {
 		if !strings.Contains(strings.Join(operator, " "), " "+host) {

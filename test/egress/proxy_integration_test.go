@@ -85,7 +85,7 @@ func (p *proxied) curl(key string, args ...string) (out string, code int) {
 	return both.String(), cmd.ProcessState.ExitCode()
 }
 
-func TestCurlOutsideOfSandboxesGoesByTheSameRules(t *testing.T) {
+func TestCurlOutsideOfSandboxesFollowsTheSameRules(t *testing.T) {
 	p := newProxied(t)
 	const value = "outside-secret-4f9a1c77"
 	p.api("PUT", "/secrets/api", `{"value":"`+value+`","hosts":["*.look.test"]}`)
@@ -149,7 +149,7 @@ func TestCurlOutsideOfSandboxesGoesByTheSameRules(t *testing.T) {
 
 // The node listens at 127.0.0.1 of its host and nowhere else here; a sandbox gets
 // nowhere by any of its names and addresses.
-func TestASandboxDoesNotReachTheProxy(t *testing.T) {
+func TestSandboxDoesNotReachTheProxy(t *testing.T) {
 	p := newProxied(t)
 	b := p.newBox(t)
 	for _, host := range []string{"127.0.0.1", "198.18.0.1", "proxy.doze.localhost"} {

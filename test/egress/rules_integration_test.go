@@ -69,7 +69,7 @@ func TestRulesApplyToTheNextRequest(t *testing.T) {
 	b.exec("curl -sSf " + url)
 }
 
-func TestWithoutARuleNothingLeavesWhereTheDefaultIsDeny(t *testing.T) {
+func TestDefaultDenyRefusesRequestsWithoutARule(t *testing.T) {
 	n := ownNode(t, "default deny", "rule ok {\nhosts ok.pass.test\nallow\n}")
 	b := n.newBox(t)
 	b.exec("curl -sSk https://ok.pass.test/")

@@ -41,7 +41,7 @@ func (b *box) flows(filter client.FlowFilter) []types.Flow {
 	return flows
 }
 
-func TestARequestArrivesAuthenticatedAndTheSandboxNeverSeesTheSecret(t *testing.T) {
+func TestRequestIsAuthenticatedWithoutTheSecretInTheSandbox(t *testing.T) {
 	n := commonNode(t)
 	n.secret(t, "bearer-test", token, "bearer.look.test")
 	b := n.newBox(t)
@@ -70,7 +70,7 @@ func TestARequestArrivesAuthenticatedAndTheSandboxNeverSeesTheSecret(t *testing.
 	}
 }
 
-func TestASecretGoesNowhereElse(t *testing.T) {
+func TestSecretIsSentToItsHostOnly(t *testing.T) {
 	n := commonNode(t)
 	n.secret(t, "bound", token, "bound.look.test")
 	b := n.newBox(t)
@@ -86,7 +86,7 @@ func TestASecretGoesNowhereElse(t *testing.T) {
 	}
 }
 
-func TestAPlaceholderIsExchangedTowardItsHostOnly(t *testing.T) {
+func TestPlaceholderIsReplacedForItsHostOnly(t *testing.T) {
 	n := commonNode(t)
 	n.secret(t, "placed", token, "placed.look.test")
 	b := n.newBox(t)

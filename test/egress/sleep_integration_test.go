@@ -52,7 +52,7 @@ func TestResponseWakesTheSandboxThatWaitsForIt(t *testing.T) {
 	}
 }
 
-func TestTheNetworkIsThereAgainAfterARestart(t *testing.T) {
+func TestNetworkWorksAfterARestart(t *testing.T) {
 	n := ownNode(t)
 	b := n.newBox(t)
 	const get = "curl -sSk https://again.pass.test/"

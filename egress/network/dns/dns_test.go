@@ -539,15 +539,13 @@ func TestRestartRetainsNamesBeyondTheLimit(t *testing.T) {
 		known[toAddress(firstOffset+uint32(i))] = fmt.Sprintf("n%d.example", i)
 	}
 	r := &recorder{known: maps.Clone(known)}
-	a := newTestServer(Config{Record: r.record, Forget: r.forget})
-	a.names.limit = 2
+	n := names{limit: 2, record: r.record, forget: r.forget}
 	now := time.Now()
-	a.names = names{limit: 2, record: r.record, forget: r.forget}
-	a.names.load(known, now)
-	if _, ok := a.names.assign("more.example", now.Add(maxIdle-1)); ok || !maps.Equal(r.known, known) {
+	n.load(known, now)
+	if _, ok := n.assign("more.example", now.Add(maxIdle-1)); ok || !maps.Equal(r.known, known) {
 		t.Errorf("within an hour the names are %v", r.known)
 	}
-	if _, ok := a.names.assign("more.example", now.Add(maxIdle)); !ok || len(r.known) != 2 {
+	if _, ok := n.assign("more.example", now.Add(maxIdle)); !ok || len(r.known) != 2 {
 		t.Errorf("after an hour the names are %v", r.known)
 	}
 }

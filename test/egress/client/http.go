@@ -46,7 +46,7 @@ func send(ctx context.Context, c *http.Client, method, url string, body io.Reade
 	return resp, nil
 }
 
-// fetch gets a URL and returns what it says.
+// fetch returns the body of the response to a GET.
 func fetch(ctx context.Context, c *http.Client, url string) (string, error) {
 	resp, err := send(ctx, c, http.MethodGet, url, nil)
 	if err != nil {
@@ -57,7 +57,7 @@ func fetch(ctx context.Context, c *http.Client, url string) (string, error) {
 	return string(text), err
 }
 
-// get prints what a server says to a client as Go has it by default.
+// get prints the response to Go's default client.
 func get(ctx context.Context, args []string) error {
 	text, err := fetch(ctx, http.DefaultClient, args[0])
 	fmt.Print(text)
@@ -78,7 +78,7 @@ func events(ctx context.Context, c *http.Client, url string) error {
 		if !ok {
 			continue
 		}
-		if _, err := fetch(ctx, c, url+"/heard?"+id); err != nil {
+		if _, err := fetch(ctx, c, url+"/ack?"+id); err != nil {
 			return err
 		}
 		seen++

@@ -1,11 +1,10 @@
-// Everything writes to standard output all that a program in a sandbox can read and that
-// is not of its image, for tests of egress that look through it: files that are new
-// or changed, or on file systems of their own; files that a process has
-// open although they have no name any more; environments, command lines and
-// memory of all processes but its own.
+// Everything writes all data to standard output that a program in a sandbox can read and
+// that is not part of the image. Tests of egress search it for secrets. It includes files that
+// are new, changed, on other file systems, or unlinked and still open; and the environments,
+// command lines and memory of all other processes.
 //
-// Unreadable files are left out: no program in the sandbox can read them. Pages
-// of memory that are zero are left out, too, and the file that it writes to.
+// It skips unreadable files, which no program in the sandbox can read, pages of zeros, and
+// its own output.
 package main
 
 import (
@@ -43,16 +42,15 @@ func run(to io.Writer) error {
 	return out.Flush()
 }
 
-// kernels are file systems of the kernel; what /proc says of processes is for
-// processes.
+// kernels are file systems of the kernel. The function processes reads /proc.
 var kernels = map[string]bool{"/proc": true, "/sys": true}
 
 func files(out io.Writer, since time.Time) {
-	devices := map[string]uint64{} // of folders: files of an overlay may say another one
+	devices := map[string]uint64{} // of folders: files of an overlay may have another one
 	_ = filepath.WalkDir("/", func(path string, _ fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
-			return nil // may not be read, or is gone
+			return nil // unreadable, or deleted
 		case kernels[path]:
 			return fs.SkipDir
 		}
@@ -65,9 +63,9 @@ func files(out io.Writer, since time.Time) {
 			devices[path] = st.Dev
 		}
 		if devices[filepath.Dir(path)] == devices["/"] && time.Unix(st.Ctim.Unix()).Before(since) {
-			return nil // of the image
+			return nil // part of the image
 		}
-		fmt.Fprintln(out, path) // names may say something, too
+		fmt.Fprintln(out, path) // a name may contain a secret, too
 		if target, err := os.Readlink(path); err == nil {
 			fmt.Fprintln(out, target)
 		}
@@ -133,7 +131,7 @@ func memory(out io.Writer, folder string) {
 		}
 		for at := from; at < to; at += int64(len(page)) {
 			if _, err := mem.ReadAt(page, at); err != nil {
-				break // the mapping is gone, or a device's
+				break // the mapping was removed, or is a device's
 			}
 			if !bytes.Equal(page, zero) {
 				_, _ = out.Write(page)

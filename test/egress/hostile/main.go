@@ -1,5 +1,4 @@
-// Hostile is a policy for tests of egress that does harm as its configuration
-// says.
+// Hostile is a policy whose configuration makes it misbehave, for tests of egress.
 package main
 
 import (
@@ -10,9 +9,9 @@ import (
 )
 
 type config struct {
-	// Do is what: loop, memory, output or trap; nothing else does no harm.
+	// Do is the misbehavior: loop, memory, output, trap or error; empty for none.
 	Do string `json:"do"`
-	// At is when: start, request or response.
+	// At is the call that misbehaves: start, request or response.
 	At string `json:"at"`
 }
 
