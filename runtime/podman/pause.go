@@ -60,48 +60,36 @@ func (p *Pauser) Prepare(id sandbox.ID, _ sandbox.Limits) (string, error) {
 // Freeze pauses the container and returns when all its processes are frozen. If that fails,
 // it resumes the container.
 func (p *Pauser) Freeze(ctx context.Context, id sandbox.ID) error {
-	s, err := p.lockSandbox(ctx, id)
-	if err != nil {
-		return err
-	}
-	defer s.sem.Release(1)
-	if err := p.engine.pause(ctx, id); err != nil {
-		return err
-	}
-	if err := p.engine.awaitPaused(ctx, id); err != nil {
-		return errors.Join(err, p.engine.unpause(context.WithoutCancel(ctx), id))
-	}
-	s.frozen = true
-	return nil
+	return p.locked(ctx, id, func(s *pausable) error {
+		if err := p.engine.pause(ctx, id); err != nil {
+			return err
+		}
+		if err := p.engine.awaitPaused(ctx, id); err != nil {
+			return errors.Join(err, p.engine.unpause(context.WithoutCancel(ctx), id))
+		}
+		s.frozen = true
+		return nil
+	})
 }
 
 // Thaw resumes the container.
 func (p *Pauser) Thaw(ctx context.Context, id sandbox.ID) error {
-	s, err := p.lockSandbox(ctx, id)
-	if err != nil {
+	return p.locked(ctx, id, func(s *pausable) error {
+		err := p.engine.unpause(ctx, id)
+		s.frozen = s.frozen && err != nil
 		return err
-	}
-	defer s.sem.Release(1)
-	if err := p.engine.unpause(ctx, id); err != nil {
-		return err
-	}
-	s.frozen = false
-	return nil
+	})
 }
 
 // Frozen reports whether the container is paused. If it does not run, Frozen reports the last
 // requested state.
-func (p *Pauser) Frozen(ctx context.Context, id sandbox.ID) (bool, error) {
-	s, err := p.lockSandbox(ctx, id)
-	if err != nil {
-		return false, err
-	}
-	defer s.sem.Release(1)
-	c, _, err := p.engine.container(ctx, id)
-	if err == nil && c.PID == 0 {
-		return s.frozen, nil
-	}
-	return c.State == sandbox.ContainerPaused, err
+func (p *Pauser) Frozen(ctx context.Context, id sandbox.ID) (frozen bool, err error) {
+	err = p.locked(ctx, id, func(s *pausable) error {
+		c, _, err := p.engine.container(ctx, id)
+		frozen = c.State == sandbox.ContainerPaused || err == nil && c.PID == 0 && s.frozen
+		return err
+	})
+	return frozen, err
 }
 
 // container returns the container of a prepared sandbox and Podman's id of it. Its PID is 0 if
@@ -157,17 +145,17 @@ func (p *Pauser) find(id sandbox.ID) (*pausable, error) {
 	return s, nil
 }
 
-// lockSandbox returns a prepared sandbox with its semaphore acquired; the caller releases
-// it.
-func (p *Pauser) lockSandbox(ctx context.Context, id sandbox.ID) (*pausable, error) {
+// locked calls do with a prepared sandbox while its semaphore is acquired.
+func (p *Pauser) locked(ctx context.Context, id sandbox.ID, do func(*pausable) error) error {
 	s, err := p.find(id)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := s.sem.Acquire(ctx, 1); err != nil {
-		return nil, err
+		return err
 	}
-	return s, nil
+	defer s.sem.Release(1)
+	return do(s)
 }
 
 // pause pauses a running container. It returns nil for one that is paused, does not run or
