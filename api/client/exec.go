@@ -31,7 +31,7 @@ var errNoResult = errors.New("the stream ended before the command; it is unknown
 func (r ExecRequest) body() types.ExecRequest {
 	b := types.ExecRequest{Command: r.Command, Timeout: r.timeout()}
 	b.Stdin, b.StdinEncoding = types.Encode(r.Stdin)
-	if len(r.Stdin) > maxText { // of which JSON may write each byte as six
+	if len(r.Stdin) > maxText { // JSON may write each byte as six
 		b.Stdin, b.StdinEncoding = base64.StdEncoding.EncodeToString(r.Stdin), types.EncodingBase64
 	}
 	return b

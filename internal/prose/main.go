@@ -1,11 +1,9 @@
 // Prose checks the language of the repository: comments, errors, logs, identifiers,
 // names of tests and files, documents, shell scripts. CONTRIBUTING.md lists its rules.
 //
-//	go run ./internal/prose             findings beyond the baseline fail
-//	go run ./internal/prose PATH...     all findings below the paths, without the baseline
-//	go run ./internal/prose -baseline   write the baseline
-//	go run ./internal/prose -strict     a baseline that is too high fails, too
-//	go run ./internal/prose -warn       also print the rules that never fail
+//	go run ./internal/prose             the whole repository
+//	go run ./internal/prose PATH...     what is below the paths
+//	go run ./internal/prose -warn       also the findings of rules that never fail
 package main
 
 import (
@@ -25,16 +23,13 @@ import (
 // Paths inside the repository.
 const (
 	folder       = "internal/prose"
-	baselineDir  = folder + "/baseline"
 	glossaryFile = "docs/glossary.md"
 )
 
 func main() {
-	write := flag.Bool("baseline", false, "write the baseline")
-	strict := flag.Bool("strict", false, "fail if the baseline is higher than what is found")
 	warn := flag.Bool("warn", false, "also print findings of rules that never fail")
 	flag.Parse()
-	ok, err := run(flag.Args(), *write, *strict, *warn)
+	ok, err := run(flag.Args(), *warn)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "prose:", err)
 	}
@@ -43,7 +38,9 @@ func main() {
 	}
 }
 
-func run(paths []string, write, strict, warn bool) (bool, error) {
+// run prints the findings below the paths and reports whether all are of rules that never
+// fail.
+func run(paths []string, warn bool) (ok bool, err error) {
 	if err := chdirTop(); err != nil {
 		return false, err
 	}
@@ -55,39 +52,18 @@ func run(paths []string, write, strict, warn bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	found = slices.DeleteFunc(found, func(f Finding) bool {
-		return slices.ContainsFunc(exceptions, func(e exception) bool { return e.covers(f) })
-	})
-	var failing []Finding
+	ok = true
 	for _, f := range found {
 		switch {
+		case !below(f.Path, paths), slices.ContainsFunc(exceptions, func(e exception) bool { return e.covers(f) }):
 		case !f.Rule.Warn:
-			failing = append(failing, f)
-		case warn && below(f.Path, paths):
+			fmt.Println(f)
+			ok = false
+		case warn:
 			fmt.Println("warning:", f)
 		}
 	}
-	if len(paths) > 0 {
-		failing = slices.DeleteFunc(failing, func(f Finding) bool { return !below(f.Path, paths) })
-		for _, f := range failing {
-			fmt.Println(f)
-		}
-		return len(failing) == 0, nil
-	}
-	counted := count(failing)
-	if write {
-		return true, writeBaseline(baselineDir, counted)
-	}
-	base, err := readBaseline(baselineDir)
-	if err != nil {
-		return false, err
-	}
-	report := compare(base, counted)
-	over := len(report.Over) > 0 && (printOver(report, failing) || strict)
-	for _, line := range report.Notes {
-		fmt.Println("prose:", line)
-	}
-	return !over && !(strict && len(report.Notes) > 0), nil
+	return ok, nil
 }
 
 // below reports whether a path is one of the paths or in one of them.
@@ -145,33 +121,4 @@ func check(files []string) ([]Finding, error) {
 		return nil, err
 	}
 	return dropRare(slices.Concat(results...)), nil
-}
-
-// maxPrinted bounds how many findings of a rule are printed for a lot.
-const maxPrinted = 20
-
-// printOver prints the lots that are beyond the baseline, with their findings in lines that
-// changed. On a branch, lots without such findings are beyond it because of what landed on
-// main: it returns false if all are.
-func printOver(r comparison, found []Finding) (failed bool) {
-	changed, onBranch := changedLines(baselineDir)
-	for _, o := range r.Over {
-		printed := 0
-		for _, f := range found {
-			if f.Rule.ID == o.Rule && lot(f.Path) == o.Lot && changed.has(f.Path, f.Line) {
-				if printed++; printed <= maxPrinted {
-					fmt.Println(f)
-				}
-			}
-		}
-		blame := "rewrite the new ones (see CONTRIBUTING.md, Language)"
-		if onBranch && printed == 0 {
-			blame = "not because of this branch"
-		} else {
-			failed = true
-		}
-		fmt.Printf("prose: %s has %d findings of prose/%s, its baseline has %d: %s\n", o.Lot, o.Found, o.Rule, o.Base, blame)
-	}
-	fmt.Printf("prose: all findings of a file or folder: go run ./%s PATH\n", folder)
-	return failed
 }

@@ -268,13 +268,6 @@ func (e exception) covers(f Finding) bool {
 	return inside && e.rule == f.Rule.ID && strings.Contains(strings.ToLower(f.Context), e.text)
 }
 
-func ruleByID(id string) *Rule {
-	if i := slices.IndexFunc(rules, func(r *Rule) bool { return r.ID == id }); i >= 0 {
-		return rules[i]
-	}
-	return nil
-}
-
 // persons may be followed by who.
 var persons = wordSet(`client caller owner user operator visitor author agent attacker program people person anyone someone everyone those
 	reader developer engineer administrator admin maintainer one customer`)

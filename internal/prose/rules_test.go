@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -214,6 +216,13 @@ func TestTermsOfTheGlossaryAreRead(t *testing.T) {
 	}
 }
 
+func ruleByID(id string) *Rule {
+	if i := slices.IndexFunc(rules, func(r *Rule) bool { return r.ID == id }); i >= 0 {
+		return rules[i]
+	}
+	return nil
+}
+
 func TestExceptionsCoverFilesBelowTheirFolder(t *testing.T) {
 	atOnce, told := ruleByID("at-once"), ruleByID("told")
 	file, below := exception{"a.go", "at-once", "ends at once"}, exception{"b/", "told", "told"}
@@ -248,6 +257,35 @@ func TestExceptionsAreInUse(t *testing.T) {
 		}
 		if !slices.ContainsFunc(all, e.covers) {
 			t.Errorf("delete the exception %+v", e)
+		}
+	}
+}
+
+func TestRunFailsForFindingsBelowItsPaths(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if out, err := exec.CommandContext(testkit.Context(t), "git", "init", "-q", ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := os.Mkdir("api", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		comment string
+		paths   []string
+		want    bool
+	}{
+		{"It ends at once.", nil, false},
+		{"It ends at once.", []string{"api/..."}, false},
+		{"It ends at once.", []string{"api/a.go"}, false},
+		{"It ends at once.", []string{"ap", "cmd"}, true},
+		{"It ends.", nil, true},
+		{"The names are kept.", nil, true}, // a rule that never fails
+	} {
+		if err := os.WriteFile("api/a.go", []byte("package api\n\n// "+test.comment+"\nvar x int\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := run(test.paths, false); err != nil || ok != test.want {
+			t.Errorf("%q, paths %q: %v, %v", test.comment, test.paths, ok, err)
 		}
 	}
 }
