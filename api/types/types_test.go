@@ -1,4 +1,4 @@
-package types
+package types_test
 
 import (
 	"encoding/json"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -195,7 +196,7 @@ func TestDuration(t *testing.T) {
 		{"250ms", 250 * time.Millisecond, "0.25s"},
 		{"0", 0, "0s"},
 	} {
-		var d Duration
+		var d types.Duration
 		if err := json.Unmarshal([]byte(strconv.Quote(test.text)), &d); err != nil || time.Duration(d) != test.want {
 			t.Errorf("%s is read as %v: %v", test.text, d, err)
 		}
@@ -204,7 +205,7 @@ func TestDuration(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "60", "-1s", "soon", strings.Repeat("9", 500)} {
-		var d Duration
+		var d types.Duration
 		err := d.UnmarshalText([]byte(text))
 		if err == nil || len(err.Error()) > 200 || !strings.Contains(err.Error(), "1h30m") {
 			t.Errorf("%.20q: %v", text, err)
@@ -214,23 +215,23 @@ func TestDuration(t *testing.T) {
 
 // Embedded types add no level to the JSON.
 func TestEmbeddedTypesAreFlat(t *testing.T) {
-	minute := Duration(time.Minute)
-	exit := ExecExit{ExitCode: 137, Signal: "SIGKILL", TimedOut: true, DurationMS: 1.5}
-	command := Command{Command: "ls", Argv: []string{"a"}, Cwd: "/root", Env: map[string]string{"A": "b"}}
+	minute := types.Duration(time.Minute)
+	exit := types.ExecExit{ExitCode: 137, Signal: "SIGKILL", TimedOut: true, DurationMS: 1.5}
+	command := types.Command{Command: "ls", Argv: []string{"a"}, Cwd: "/root", Env: map[string]string{"A": "b"}}
 	for _, test := range []struct {
 		value any
 		want  string
 	}{
-		{ExecRequest{Command: command, Timeout: &minute}, `{"command":"ls","argv":["a"],"cwd":"/root","env":{"A":"b"},"timeout":"60s"}`},
-		{ExecCommand{Type: ExecMessageTypeExec, Command: command}, `{"type":"exec","command":"ls","argv":["a"],"cwd":"/root","env":{"A":"b"}}`},
-		{StartProcessRequest{Command: command, Name: "web", Restart: RestartOnWake}, `{"command":"ls","argv":["a"],"cwd":"/root","env":{"A":"b"},"name":"web","restart":"on_wake"}`},
-		{ExecResult{Stdout: "x", ExecExit: exit}, `{"stdout":"x","stderr":"","truncated":false,"exit_code":137,"signal":"SIGKILL","timed_out":true,"duration_ms":1.5}`},
-		{ExecComplete{ExecExit: exit}, `{"exit_code":137,"signal":"SIGKILL","timed_out":true,"duration_ms":1.5}`},
-		{ExecCompleted{Type: ExecMessageTypeComplete, ExecExit: exit}, `{"type":"complete","exit_code":137,"signal":"SIGKILL","timed_out":true,"duration_ms":1.5}`},
-		{LogChunk{Stream: LogStreamStderr, Output: Output{Data: "AA==", Encoding: EncodingBase64}}, `{"stream":"stderr","data":"AA==","encoding":"base64"}`},
-		{FeedEvent{Event: Event{Seq: 1, Type: EventTypeSlept, Reason: StateReasonIdle}, SandboxName: "shop", Cursor: "a-1"},
+		{types.ExecRequest{Command: command, Timeout: &minute}, `{"command":"ls","argv":["a"],"cwd":"/root","env":{"A":"b"},"timeout":"60s"}`},
+		{types.ExecCommand{Type: types.ExecMessageTypeExec, Command: command}, `{"type":"exec","command":"ls","argv":["a"],"cwd":"/root","env":{"A":"b"}}`},
+		{types.StartProcessRequest{Command: command, Name: "web", Restart: types.RestartOnWake}, `{"command":"ls","argv":["a"],"cwd":"/root","env":{"A":"b"},"name":"web","restart":"on_wake"}`},
+		{types.ExecResult{Stdout: "x", ExecExit: exit}, `{"stdout":"x","stderr":"","truncated":false,"exit_code":137,"signal":"SIGKILL","timed_out":true,"duration_ms":1.5}`},
+		{types.ExecComplete{ExecExit: exit}, `{"exit_code":137,"signal":"SIGKILL","timed_out":true,"duration_ms":1.5}`},
+		{types.ExecCompleted{Type: types.ExecMessageTypeComplete, ExecExit: exit}, `{"type":"complete","exit_code":137,"signal":"SIGKILL","timed_out":true,"duration_ms":1.5}`},
+		{types.LogChunk{Stream: types.LogStreamStderr, Output: types.Output{Data: "AA==", Encoding: types.EncodingBase64}}, `{"stream":"stderr","data":"AA==","encoding":"base64"}`},
+		{types.FeedEvent{Event: types.Event{Seq: 1, Type: types.EventTypeSlept, Reason: types.StateReasonIdle}, SandboxName: "shop", Cursor: "a-1"},
 			`{"seq":1,"type":"slept","time":"0001-01-01T00:00:00Z","sandbox":"","reason":"idle","sandbox_name":"shop","cursor":"a-1"}`},
-		{Node{Sandboxes: map[State]int{StateAsleep: 2}}.Sandboxes, `{"asleep":2}`},
+		{types.Node{Sandboxes: map[types.State]int{types.StateAsleep: 2}}.Sandboxes, `{"asleep":2}`},
 	} {
 		got, err := json.Marshal(test.value)
 		if err != nil {
@@ -250,16 +251,16 @@ func TestEmbeddedTypesAreFlat(t *testing.T) {
 }
 
 func TestExecFailedCarriesAProblem(t *testing.T) {
-	sent := ExecFailed{Type: ExecMessageTypeError, Problem: problem.New(problem.CommandNotFound, "no program sl")}
+	sent := types.ExecFailed{Type: types.ExecMessageTypeError, Problem: problem.New(problem.CommandNotFound, "no program sl")}
 	message, err := json.Marshal(sent)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got ExecFailed
+	var got types.ExecFailed
 	if err := json.Unmarshal(message, &got); err != nil {
 		t.Fatal(err)
 	}
-	if got.Type != ExecMessageTypeError || !problem.Has(got.Problem, problem.CommandNotFound) || got.Problem.Detail != "no program sl" {
+	if got.Type != types.ExecMessageTypeError || !problem.Has(got.Problem, problem.CommandNotFound) || got.Problem.Detail != "no program sl" {
 		t.Errorf("%s is decoded as %+v", message, got)
 	}
 }
