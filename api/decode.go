@@ -161,7 +161,11 @@ func (p *jsonParser) value(schema *huma.Schema, location string, depth int) (any
 	if depth == maxDepth && p.tokens.More() {
 		return nil, fmt.Errorf("exceeded the maximum depth of %d", maxDepth)
 	}
-	list, fields := []any{}, map[string]any{}
+	list := []any{}
+	var fields map[string]any
+	if delim == '{' {
+		fields = map[string]any{}
+	}
 	for p.tokens.More() {
 		if delim == '[' {
 			item, err := p.value(schema.Items, clip(location+"["+strconv.Itoa(len(list))+"]"), depth+1)
