@@ -1,4 +1,4 @@
-package caddymodule
+package caddymodule_test
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
+	"github.com/doze-run/doze/caddymodule"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -144,7 +145,7 @@ func checkPreviewHost(t *testing.T, config string) {
 	t.Helper()
 	var parsed struct {
 		Apps struct {
-			Doze App `json:"doze"`
+			Doze caddymodule.App `json:"doze"`
 			HTTP struct {
 				Servers map[string]struct {
 					Routes []struct {
@@ -158,7 +159,7 @@ func checkPreviewHost(t *testing.T, config string) {
 	if err := json.Unmarshal([]byte(config), &parsed); err != nil {
 		t.Fatal(err)
 	}
-	domain := cmp.Or(parsed.Apps.Doze.PreviewDomain, defaultPreviewDomain)
+	domain := cmp.Or(parsed.Apps.Doze.PreviewDomain, "preview.doze.localhost")
 	for _, server := range parsed.Apps.HTTP.Servers {
 		for _, route := range server.Routes {
 			if !bytes.Contains(route.Handle, []byte(`"doze_preview"`)) {

@@ -1,4 +1,4 @@
-package loglimit
+package loglimit_test
 
 import (
 	"log/slog"
@@ -6,12 +6,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/doze-run/doze/loglimit"
 	"github.com/doze-run/doze/testkit"
 )
 
 func TestLinesBeyondTheLimitAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(1, 2)
+		l := loglimit.New(1, 2)
 		for range 2 {
 			if suppressed, ok := l.Allow(); !ok || suppressed != nil {
 				t.Errorf("within the burst: %v, %v", suppressed, ok)

@@ -1,25 +1,27 @@
-package quota
+package quota_test
 
 import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/doze-run/doze/quota"
 )
 
 func TestChildAcquiresFromItselfAndItsParent(t *testing.T) {
-	parent := New(3)
+	parent := quota.New(3)
 	a, b := parent.Child(2), parent.Child(2)
-	acquire := func(p *Pool, n int64, want error) {
+	acquire := func(p *quota.Pool, n int64, want error) {
 		t.Helper()
 		if err := p.TryAcquire(n); err != want {
 			t.Errorf("acquire %d: %v, want %v", n, err, want)
 		}
 	}
 	acquire(a, 2, nil)
-	acquire(a, 1, ErrExceeded)
+	acquire(a, 1, quota.ErrExceeded)
 	acquire(b, 1, nil)
-	acquire(b, 1, ErrTotalExceeded)
-	acquire(parent, 1, ErrExceeded)
+	acquire(b, 1, quota.ErrTotalExceeded)
+	acquire(parent, 1, quota.ErrExceeded)
 	if a.Used() != 2 || b.Used() != 1 || parent.Used() != 3 {
 		t.Errorf("a failed acquisition counts: %d, %d of %d", a.Used(), b.Used(), parent.Used())
 	}
@@ -29,12 +31,12 @@ func TestChildAcquiresFromItselfAndItsParent(t *testing.T) {
 		t.Errorf("in use after release: %d, %d of %d", a.Used(), b.Used(), parent.Used())
 	}
 	a.SetLimit(1)
-	acquire(a, 2, ErrExceeded)
+	acquire(a, 2, quota.ErrExceeded)
 }
 
 func TestPoolIsNeverExceededConcurrently(t *testing.T) {
 	const limit = 3
-	parent := New(limit)
+	parent := quota.New(limit)
 	var acquired atomic.Int64
 	var callers sync.WaitGroup
 	for range 8 {
@@ -58,7 +60,7 @@ func TestPoolIsNeverExceededConcurrently(t *testing.T) {
 }
 
 func TestKeyedBoundsEachKeyAndAll(t *testing.T) {
-	var k Keyed[string]
+	var k quota.Keyed[string]
 	acquire := func(key string, limit, total int, want error) {
 		t.Helper()
 		if err := k.TryAcquire(key, limit, total); err != want {
@@ -67,9 +69,9 @@ func TestKeyedBoundsEachKeyAndAll(t *testing.T) {
 	}
 	acquire("a", 2, 3, nil)
 	acquire("a", 2, 3, nil)
-	acquire("a", 2, 3, ErrExceeded)
+	acquire("a", 2, 3, quota.ErrExceeded)
 	acquire("b", 2, 3, nil)
-	acquire("c", 2, 3, ErrTotalExceeded)
+	acquire("c", 2, 3, quota.ErrTotalExceeded)
 	acquire("c", 2, 4, nil) // a caller with another limit
 	k.Release("c")
 	k.Release("b")
@@ -80,7 +82,7 @@ func TestKeyedBoundsEachKeyAndAll(t *testing.T) {
 }
 
 func TestTryAcquireAllocatesNothing(t *testing.T) {
-	p := New(1).Child(1)
+	p := quota.New(1).Child(1)
 	if n := testing.AllocsPerRun(100, func() {
 		if p.TryAcquire(1) == nil {
 			p.Release(1)

@@ -1,19 +1,21 @@
 //go:build !race
 
-package testkit
+package testkit_test
 
 import (
 	"runtime"
 	"testing"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestMemoryHeapGrowthCountsWhatIsReachable(t *testing.T) {
 	var kept []byte
-	if grown := HeapGrowth(t, func() { kept = make([]byte, 64<<20) }); grown < 60<<20 || grown > 80<<20 {
+	if grown := testkit.HeapGrowth(t, func() { kept = make([]byte, 64<<20) }); grown < 60<<20 || grown > 80<<20 {
 		t.Errorf("grown by %d bytes", grown)
 	}
 	runtime.KeepAlive(kept)
-	if grown := HeapGrowth(t, func() {
+	if grown := testkit.HeapGrowth(t, func() {
 		for range 64 {
 			kept = make([]byte, 1<<20)
 		}
@@ -25,7 +27,7 @@ func TestMemoryHeapGrowthCountsWhatIsReachable(t *testing.T) {
 
 func TestMemoryResidentGrowthCountsWhatIsMapped(t *testing.T) {
 	var kept []byte
-	grown := ResidentGrowth(t, func() {
+	grown := testkit.ResidentGrowth(t, func() {
 		kept = make([]byte, 64<<20)
 		for i := 0; i < len(kept); i += 4096 {
 			kept[i] = 1

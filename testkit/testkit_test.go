@@ -1,8 +1,9 @@
-package testkit
+package testkit_test
 
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -15,9 +16,11 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestMain(m *testing.M) { Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // fakeT records failures in place of a test's own T.
 type fakeT struct {
@@ -67,7 +70,7 @@ func wantFatal(t *testing.T, f *fakeT, parts ...string) {
 func TestEventuallyWaitsUntilTheConditionHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		polled := 0
-		f := run(func(t *fakeT) { Eventually(t, "three polls", func() bool { polled++; return polled == 3 }) })
+		f := run(func(t *fakeT) { testkit.Eventually(t, "three polls", func() bool { polled++; return polled == 3 }) })
 		if polled != 3 || f.failed != nil {
 			t.Errorf("%d polls, failures %q", polled, f.failed)
 		}
@@ -79,10 +82,10 @@ func TestEventuallyEndsTheTestWithTheDetails(t *testing.T) {
 		start := time.Now()
 		state := "begun"
 		f := run(func(t *fakeT) {
-			Eventually(t, "the state is done", func() bool { state = "half done"; return false }, func() string { return "state: " + state }, Stacks)
+			testkit.Eventually(t, "the state is done", func() bool { state = "half done"; return false }, func() string { return "state: " + state }, testkit.Stacks)
 		})
 		wantFatal(t, f, "the state is done", "state: half done", "testkit.Stacks")
-		if took := time.Since(start); took < Patience || took > Patience+time.Second {
+		if took := time.Since(start); took < testkit.Patience || took > testkit.Patience+time.Second {
 			t.Errorf("took %v", took)
 		}
 	})
@@ -92,15 +95,15 @@ func TestReceive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := make(chan int)
 		go func() {
-			time.Sleep(Patience / 2)
+			time.Sleep(testkit.Patience / 2)
 			c <- 7
 		}()
-		if got := Receive(t, "a number", c); got != 7 {
+		if got := testkit.Receive(t, "a number", c); got != 7 {
 			t.Errorf("got %d", got)
 		}
-		wantFatal(t, run(func(t *fakeT) { Receive(t, "another number", c) }), "another number", Patience.String())
+		wantFatal(t, run(func(t *fakeT) { testkit.Receive(t, "another number", c) }), "another number", testkit.Patience.String())
 		close(c)
-		wantFatal(t, run(func(t *fakeT) { Receive(t, "a third", c) }), "closed", "a third")
+		wantFatal(t, run(func(t *fakeT) { testkit.Receive(t, "a third", c) }), "closed", "a third")
 	})
 }
 
@@ -108,9 +111,9 @@ func TestClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := make(chan struct{}, 1)
 		c <- struct{}{} // a value is not the end
-		wantFatal(t, run(func(t *fakeT) { Closed(t, "the end", c) }), "the end")
+		wantFatal(t, run(func(t *fakeT) { testkit.Closed(t, "the end", c) }), "the end")
 		close(c)
-		Closed(t, "the end", c)
+		testkit.Closed(t, "the end", c)
 	})
 }
 
@@ -118,7 +121,7 @@ func TestContextEndsAfterPatienceAndWithTheTest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var after error
 		f := run(func(t *fakeT) {
-			ctx := Context(t)
+			ctx := testkit.Context(t)
 			t.cleanups = append([]func(){func() { after = ctx.Err() }}, t.cleanups...)
 			t.Cleanup(func() {
 				if ctx.Err() == nil {
@@ -129,8 +132,8 @@ func TestContextEndsAfterPatienceAndWithTheTest(t *testing.T) {
 		if after != nil || f.failed != nil {
 			t.Errorf("in a cleanup: %v; %q", after, f.failed)
 		}
-		ctx := Context(t)
-		time.Sleep(Patience + time.Second)
+		ctx := testkit.Context(t)
+		time.Sleep(testkit.Patience + time.Second)
 		if ctx.Err() == nil {
 			t.Error("the context has no deadline")
 		}
@@ -139,10 +142,10 @@ func TestContextEndsAfterPatienceAndWithTheTest(t *testing.T) {
 
 func TestDiff(t *testing.T) {
 	type value struct{ Name string }
-	if f := run(func(t *fakeT) { Diff(t, "a value", value{"a"}, value{"a"}) }); f.failed != nil {
+	if f := run(func(t *fakeT) { testkit.Diff(t, "a value", value{"a"}, value{"a"}) }); f.failed != nil {
 		t.Errorf("equal values fail: %q", f.failed)
 	}
-	f := run(func(t *fakeT) { Diff(t, "a value", value{"actual"}, value{"expected"}) })
+	f := run(func(t *fakeT) { testkit.Diff(t, "a value", value{"actual"}, value{"expected"}) })
 	if f.fatal || len(f.failed) != 1 || !strings.Contains(f.failed[0], "a value differs") {
 		t.Fatalf("failures: %q", f.failed)
 	}
@@ -156,24 +159,24 @@ func TestDiff(t *testing.T) {
 
 func TestGolden(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "testdata", "x.golden")
-	wantFatal(t, run(func(t *fakeT) { Golden(t, file, []byte("text\n")) }), "-update")
-	defer func(old bool) { *update = old }(*update)
-	*update = true
-	Golden(t, file, []byte("text\n"))
-	*update = false
+	wantFatal(t, run(func(t *fakeT) { testkit.Golden(t, file, []byte("text\n")) }), "-update")
+	defer flag.Set("update", fmt.Sprint(testkit.Update()))
+	flag.Set("update", "true")
+	testkit.Golden(t, file, []byte("text\n"))
+	flag.Set("update", "false")
 	if b, err := os.ReadFile(file); err != nil || string(b) != "text\n" {
 		t.Fatalf("%q, %v", b, err)
 	}
-	Golden(t, file, []byte("text\n"))
-	if f := run(func(t *fakeT) { Golden(t, file, []byte("other\n")) }); len(f.failed) != 1 || !strings.Contains(f.failed[0], "-update") {
+	testkit.Golden(t, file, []byte("text\n"))
+	if f := run(func(t *fakeT) { testkit.Golden(t, file, []byte("other\n")) }); len(f.failed) != 1 || !strings.Contains(f.failed[0], "-update") {
 		t.Errorf("failures: %q", f.failed)
 	}
 }
 
 func TestLog(t *testing.T) {
-	var l *Log
+	var l *testkit.Log
 	f := run(func(t *fakeT) {
-		l = NewLog(t)
+		l = testkit.NewLog(t)
 		var all sync.WaitGroup
 		for i := range 4 {
 			all.Go(func() { l.Logger().Debug("line", "n", i) })
@@ -189,12 +192,12 @@ func TestLog(t *testing.T) {
 		t.Errorf("output of the test: %s", out)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		wantFatal(t, run(func(t *fakeT) { NewLog(t).Await("missing") }), "missing")
+		wantFatal(t, run(func(t *fakeT) { testkit.NewLog(t).Await("missing") }), "missing")
 	})
 }
 
 func TestFreePort(t *testing.T) {
-	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", FreePort(t)))
+	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,11 +213,11 @@ func (b *body) Close() error { b.closed = true; return nil }
 
 func TestBody(t *testing.T) {
 	b := &body{Reader: strings.NewReader("text")}
-	if got := Body(t, &http.Response{Body: b}); got != "text" || !b.closed {
+	if got := testkit.Body(t, &http.Response{Body: b}); got != "text" || !b.closed {
 		t.Errorf("%q, closed: %v", got, b.closed)
 	}
 	broken := io.MultiReader(strings.NewReader("text"), readerFunc(func([]byte) (int, error) { return 0, errors.New("broken") }))
-	wantFatal(t, run(func(t *fakeT) { Body(t, &http.Response{Body: &body{Reader: broken}}) }), "4 bytes", "broken")
+	wantFatal(t, run(func(t *fakeT) { testkit.Body(t, &http.Response{Body: &body{Reader: broken}}) }), "4 bytes", "broken")
 }
 
 type readerFunc func([]byte) (int, error)

@@ -1,4 +1,4 @@
-package testkit
+package testkit_test
 
 import (
 	"bufio"
@@ -11,10 +11,12 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 // client sends every request to the upstream, whatever its host.
-func client(t *testing.T, u *Upstream, http2 bool) *http.Client {
+func client(t *testing.T, u *testkit.Upstream, http2 bool) *http.Client {
 	t.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(u.PEM())
@@ -33,9 +35,9 @@ func client(t *testing.T, u *Upstream, http2 bool) *http.Client {
 }
 
 func TestUpstream(t *testing.T) {
-	for _, o := range []UpstreamOptions{{}, {TLS: true}, {HTTP2: true}, {TLS: true, HTTP2: true, Names: []string{"a.test", "127.0.0.1"}}} {
+	for _, o := range []testkit.UpstreamOptions{{}, {TLS: true}, {HTTP2: true}, {TLS: true, HTTP2: true, Names: []string{"a.test", "127.0.0.1"}}} {
 		t.Run(fmt.Sprintf("tls=%v http2=%v", o.TLS, o.HTTP2), func(t *testing.T) {
-			u := NewUpstream(t, o)
+			u := testkit.NewUpstream(t, o)
 			scheme, host, proto := "http", "www.example.com", "HTTP/1.1"
 			if o.TLS {
 				scheme = "https"
@@ -52,7 +54,7 @@ func TestUpstream(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				return Body(t, res)
+				return testkit.Body(t, res)
 			}
 			if got := post("/one"); got != "this is "+host {
 				t.Errorf("got %q", got)
@@ -64,21 +66,21 @@ func TestUpstream(t *testing.T) {
 			if got := post("/two"); got != "/two a body" {
 				t.Errorf("got %q", got)
 			}
-			Diff(t, "number of requests", len(u.Requests()), 2)
+			testkit.Diff(t, "number of requests", len(u.Requests()), 2)
 			last := u.Last(t)
-			Diff(t, "last request", []string{last.Method, last.URL.Path, last.Host, last.Proto, last.Text()}, []string{"POST", "/two", host, proto, "a body"})
+			testkit.Diff(t, "last request", []string{last.Method, last.URL.Path, last.Host, last.Proto, last.Text()}, []string{"POST", "/two", host, proto, "a body"})
 		})
 	}
 }
 
 func TestUpstreamWithoutRequestsHasNoLast(t *testing.T) {
-	u := NewUpstream(t, UpstreamOptions{})
+	u := testkit.NewUpstream(t, testkit.UpstreamOptions{})
 	wantFatal(t, run(func(f *fakeT) { u.Last(f) }), "no request")
 }
 
 func TestStreamedUpstreamRespondsDuringTheUpload(t *testing.T) {
 	// HTTP/2, for a client of HTTP/1.1 may end its upload with the response.
-	u := NewUpstream(t, UpstreamOptions{Streamed: true, HTTP2: true})
+	u := testkit.NewUpstream(t, testkit.UpstreamOptions{Streamed: true, HTTP2: true})
 	u.Handle(func(w http.ResponseWriter, r *http.Request) {
 		b := make([]byte, 4)
 		if _, err := io.ReadFull(r.Body, b); err != nil {
@@ -90,7 +92,7 @@ func TestStreamedUpstreamRespondsDuringTheUpload(t *testing.T) {
 	reader, writer := io.Pipe()
 	defer writer.Close()
 	go func() { _, _ = io.WriteString(writer, "half") }()
-	req, err := http.NewRequestWithContext(Context(t), "POST", "http://www.example.com/", reader)
+	req, err := http.NewRequestWithContext(testkit.Context(t), "POST", "http://www.example.com/", reader)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +105,7 @@ func TestStreamedUpstreamRespondsDuringTheUpload(t *testing.T) {
 	}
 	_, _ = io.WriteString(writer, "rest")
 	writer.Close()
-	if got := Body(t, res); got != "rest" {
+	if got := testkit.Body(t, res); got != "rest" {
 		t.Errorf("got %q", got)
 	}
 	if got := u.Last(t).Text(); got != "halfrest" {
@@ -114,12 +116,12 @@ func TestStreamedUpstreamRespondsDuringTheUpload(t *testing.T) {
 func TestRawUpstream(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		began := make(chan struct{}, 2)
-		u := NewUpstream(t, UpstreamOptions{TLS: secure, Names: []string{"a.test"}, Raw: func(conn net.Conn) {
+		u := testkit.NewUpstream(t, testkit.UpstreamOptions{TLS: secure, Names: []string{"a.test"}, Raw: func(conn net.Conn) {
 			_, _ = io.WriteString(conn, "hello\n")
 			began <- struct{}{}
 			_, _ = io.Copy(conn, conn) // ends when the upstream does
 		}})
-		conn, err := new(net.Dialer).DialContext(Context(t), "tcp", u.Addr().String())
+		conn, err := new(net.Dialer).DialContext(testkit.Context(t), "tcp", u.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +134,7 @@ func TestRawUpstream(t *testing.T) {
 		if line, err := bufio.NewReader(conn).ReadString('\n'); line != "hello\n" {
 			t.Errorf("TLS %v: %q, %v", secure, line, err)
 		}
-		Receive(t, "a connection", began)
+		testkit.Receive(t, "a connection", began)
 	}
 }
 
@@ -140,7 +142,7 @@ func TestRawUpstreamEndsConnectionsWithTheTest(t *testing.T) {
 	ended := make(chan struct{})
 	t.Run("test", func(t *testing.T) {
 		began := make(chan struct{})
-		u := NewUpstream(t, UpstreamOptions{Raw: func(conn net.Conn) {
+		u := testkit.NewUpstream(t, testkit.UpstreamOptions{Raw: func(conn net.Conn) {
 			defer close(ended)
 			close(began)
 			_, _ = io.Copy(io.Discard, conn)
@@ -153,7 +155,7 @@ func TestRawUpstreamEndsConnectionsWithTheTest(t *testing.T) {
 			defer conn.Close()
 			_, _ = io.Copy(io.Discard, conn)
 		}()
-		Closed(t, "a connection", began)
+		testkit.Closed(t, "a connection", began)
 	})
 	select {
 	case <-ended:

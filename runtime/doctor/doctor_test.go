@@ -1,4 +1,4 @@
-package doctor
+package doctor_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/doze-run/doze/runtime/doctor"
 	"golang.org/x/sys/unix"
 )
 
@@ -81,7 +82,7 @@ const podmanInfo = "/usr/bin/podman info --format {{.Store.GraphDriverName}}"
 const networkCheck = "/usr/bin/podman unshare -- /usr/bin/doze-netns check"
 
 // healthyHost returns a host on which every check passes.
-func healthyHost(t *testing.T) (*host, Config) {
+func healthyHost(t *testing.T) (*host, doctor.Config) {
 	h := &host{
 		root:   t.TempDir(),
 		uid:    999,
@@ -123,7 +124,7 @@ func healthyHost(t *testing.T) (*host, Config) {
 			t.Fatal(err)
 		}
 	}
-	return h, Config{
+	return h, doctor.Config{
 		User:        "doze",
 		Home:        "/var/lib/doze",
 		Cgroup:      "/sys/fs/cgroup/doze",
@@ -136,13 +137,13 @@ func healthyHost(t *testing.T) (*host, Config) {
 
 func TestAllChecksPassOnAHealthyHost(t *testing.T) {
 	_, cfg := healthyHost(t)
-	findings := Check(t.Context(), cfg)
+	findings := doctor.Check(t.Context(), cfg)
 	for _, f := range findings {
 		if !f.OK || f.Remedy != "" || f.Detail == "" || f.Name == "" || f.Level == "" {
 			t.Errorf("%+v", f)
 		}
 	}
-	if !CanRun(findings) {
+	if !doctor.CanRun(findings) {
 		t.Error("it cannot run")
 	}
 }
@@ -150,115 +151,115 @@ func TestAllChecksPassOnAHealthyHost(t *testing.T) {
 func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 	for _, c := range []struct {
 		fault  string
-		make   func(*testing.T, *host, *Config)
+		make   func(*testing.T, *host, *doctor.Config)
 		name   string // of the check that fails
-		level  Level
+		level  doctor.Level
 		remedy string // part of it
 		others bool   // other checks fail too
 	}{
-		{"root", func(_ *testing.T, h *host, _ *Config) { h.uid = 0 },
-			"user", LevelError, "packaging/host/enter -- doze run", true},
-		{"user namespaces switched off", func(t *testing.T, h *host, _ *Config) {
+		{"root", func(_ *testing.T, h *host, _ *doctor.Config) { h.uid = 0 },
+			"user", doctor.LevelError, "packaging/host/enter -- doze run", true},
+		{"user namespaces switched off", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/proc/sys/kernel/unprivileged_userns_clone", "0\n")
-		}, "user namespaces", LevelError, "sysctl -w kernel.unprivileged_userns_clone=1", false},
-		{"no user namespace allowed", func(t *testing.T, h *host, _ *Config) {
+		}, "user namespaces", doctor.LevelError, "sysctl -w kernel.unprivileged_userns_clone=1", false},
+		{"no user namespace allowed", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/proc/sys/user/max_user_namespaces", "0\n")
-		}, "user namespaces", LevelError, "sysctl -w user.max_user_namespaces=", false},
-		{"a kernel without user namespaces", func(t *testing.T, h *host, _ *Config) {
+		}, "user namespaces", doctor.LevelError, "sysctl -w user.max_user_namespaces=", false},
+		{"a kernel without user namespaces", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.remove(t, "/proc/sys/user")
-		}, "user namespaces", LevelError, "CONFIG_USER_NS", false},
-		{"AppArmor without a profile", func(t *testing.T, h *host, _ *Config) {
+		}, "user namespaces", doctor.LevelError, "CONFIG_USER_NS", false},
+		{"AppArmor without a profile", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1\n")
-		}, "apparmor", LevelError, "kernel.apparmor_restrict_unprivileged_userns=0", false},
-		{"no sub-uids", func(t *testing.T, h *host, _ *Config) {
+		}, "apparmor", doctor.LevelError, "kernel.apparmor_restrict_unprivileged_userns=0", false},
+		{"no sub-uids", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/etc/subuid", "someone:100000:65536\n")
-		}, "sub-uids", LevelError, "usermod --add-subuids", false},
-		{"a short range of sub-uids", func(t *testing.T, h *host, _ *Config) {
+		}, "sub-uids", doctor.LevelError, "usermod --add-subuids", false},
+		{"a short range of sub-uids", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/etc/subuid", "doze:100000:65535\ndoze:300000:1\n")
-		}, "sub-uids", LevelError, "65536", false},
-		{"no /etc/subgid", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/etc/subgid") },
-			"sub-gids", LevelError, "usermod --add-subgids", false},
-		{"no newuidmap", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/usr/bin/newuidmap") },
-			"newuidmap", LevelError, "apt-get install uidmap", false},
-		{"newgidmap without its bit", func(t *testing.T, h *host, _ *Config) {
+		}, "sub-uids", doctor.LevelError, "65536", false},
+		{"no /etc/subgid", func(t *testing.T, h *host, _ *doctor.Config) { h.remove(t, "/etc/subgid") },
+			"sub-gids", doctor.LevelError, "usermod --add-subgids", false},
+		{"no newuidmap", func(t *testing.T, h *host, _ *doctor.Config) { h.remove(t, "/usr/bin/newuidmap") },
+			"newuidmap", doctor.LevelError, "apt-get install uidmap", false},
+		{"newgidmap without its bit", func(t *testing.T, h *host, _ *doctor.Config) {
 			if err := os.Chmod(h.at("/usr/bin/newgidmap"), 0o755); err != nil {
 				t.Fatal(err)
 			}
-		}, "newuidmap", LevelError, "chmod u+s /usr/bin/newgidmap", false},
-		{"no XDG_RUNTIME_DIR folder", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/run/doze") },
-			"runtime folder", LevelError, "install -d -m 0700 -o doze /run/doze", false},
-		{"another user's XDG_RUNTIME_DIR", func(_ *testing.T, h *host, _ *Config) { h.denied["/run/doze"] = true },
-			"runtime folder", LevelError, "install -d", false},
-		{"no subtree", func(_ *testing.T, _ *host, cfg *Config) { cfg.Cgroup = "-" },
-			"cgroup", LevelError, "packaging/host/enter", true},
-		{"cgroup v1", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/sys/fs/cgroup/doze/cgroup.controllers") },
-			"cgroup", LevelError, "packaging/host/enter", false},
-		{"a subtree owned by root", func(_ *testing.T, h *host, _ *Config) { h.denied["/sys/fs/cgroup/doze/cgroup.procs"] = true },
-			"cgroup", LevelError, "packaging/doze.service", false},
-		{"no freezer", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/sys/fs/cgroup/doze/cgroup.freeze") },
-			"cgroup", LevelError, "Linux 5.2", false},
-		{"controllers not delegated", func(t *testing.T, h *host, _ *Config) {
+		}, "newuidmap", doctor.LevelError, "chmod u+s /usr/bin/newgidmap", false},
+		{"no XDG_RUNTIME_DIR folder", func(t *testing.T, h *host, _ *doctor.Config) { h.remove(t, "/run/doze") },
+			"runtime folder", doctor.LevelError, "install -d -m 0700 -o doze /run/doze", false},
+		{"another user's XDG_RUNTIME_DIR", func(_ *testing.T, h *host, _ *doctor.Config) { h.denied["/run/doze"] = true },
+			"runtime folder", doctor.LevelError, "install -d", false},
+		{"no subtree", func(_ *testing.T, _ *host, cfg *doctor.Config) { cfg.Cgroup = "-" },
+			"cgroup", doctor.LevelError, "packaging/host/enter", true},
+		{"cgroup v1", func(t *testing.T, h *host, _ *doctor.Config) { h.remove(t, "/sys/fs/cgroup/doze/cgroup.controllers") },
+			"cgroup", doctor.LevelError, "packaging/host/enter", false},
+		{"a subtree owned by root", func(_ *testing.T, h *host, _ *doctor.Config) { h.denied["/sys/fs/cgroup/doze/cgroup.procs"] = true },
+			"cgroup", doctor.LevelError, "packaging/doze.service", false},
+		{"no freezer", func(t *testing.T, h *host, _ *doctor.Config) { h.remove(t, "/sys/fs/cgroup/doze/cgroup.freeze") },
+			"cgroup", doctor.LevelError, "Linux 5.2", false},
+		{"controllers not delegated", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control", "cpu\n")
-		}, "limits", LevelWarning, "Delegate=yes", false},
-		{"controllers in cgroup v1", func(t *testing.T, h *host, _ *Config) {
+		}, "limits", doctor.LevelWarning, "Delegate=yes", false},
+		{"controllers in cgroup v1", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control", "")
 			h.write(t, "/proc/cgroups", "cpu\t1\t1\t1\nmemory\t4\t1\t1\npids\t8\t1\t1\n")
-		}, "limits", LevelWarning, "cgroup v1 holds cpu, memory, pids", false},
-		{"no podman", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/usr/bin/podman") },
-			"podman", LevelError, "apt-get install podman", true},
-		{"an old podman", func(_ *testing.T, h *host, _ *Config) {
+		}, "limits", doctor.LevelWarning, "cgroup v1 holds cpu, memory, pids", false},
+		{"no podman", func(t *testing.T, h *host, _ *doctor.Config) { h.remove(t, "/usr/bin/podman") },
+			"podman", doctor.LevelError, "apt-get install podman", true},
+		{"an old podman", func(_ *testing.T, h *host, _ *doctor.Config) {
 			h.output["/usr/bin/podman --version"] = "podman version 3.4.4\n"
-		}, "podman", LevelError, "upgrade", false},
-		{"a podman that does not run", func(_ *testing.T, h *host, _ *Config) { delete(h.output, "/usr/bin/podman --version") },
-			"podman", LevelError, "podman --version", false},
-		{"no conmon", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/usr/bin/conmon") },
-			"programs", LevelError, "apt-get install", false},
-		{"storage vfs", func(_ *testing.T, h *host, _ *Config) { h.output[podmanInfo] = "vfs\n" },
-			"storage", LevelWarning, `driver = "overlay"`, false},
-		{"rootless podman fails", func(_ *testing.T, h *host, _ *Config) { delete(h.output, podmanInfo) },
-			"storage", LevelError, "podman info", false},
-		{"no TUN device", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/dev/net/tun") },
-			"tun", LevelError, "modprobe tun", false},
-		{"a TUN device for root", func(_ *testing.T, h *host, _ *Config) { h.denied["/dev/net/tun"] = true },
-			"tun", LevelError, "chmod 0666 /dev/net/tun", false},
-		{"a kernel without tproxy", func(_ *testing.T, h *host, _ *Config) { delete(h.output, networkCheck) },
-			"network", LevelError, "modprobe -a nf_tables nft_tproxy", false},
-		{"little disk", func(_ *testing.T, h *host, _ *Config) { h.free = 2 << 30 },
-			"disk", LevelWarning, "DOZE_HOME", false},
-		{"no disk", func(_ *testing.T, h *host, _ *Config) { h.free = 100 << 20 },
-			"disk", LevelError, "DOZE_HOME", false},
-		{"few inotify instances", func(t *testing.T, h *host, _ *Config) {
+		}, "podman", doctor.LevelError, "upgrade", false},
+		{"a podman that does not run", func(_ *testing.T, h *host, _ *doctor.Config) { delete(h.output, "/usr/bin/podman --version") },
+			"podman", doctor.LevelError, "podman --version", false},
+		{"no conmon", func(t *testing.T, h *host, _ *doctor.Config) { h.remove(t, "/usr/bin/conmon") },
+			"programs", doctor.LevelError, "apt-get install", false},
+		{"storage vfs", func(_ *testing.T, h *host, _ *doctor.Config) { h.output[podmanInfo] = "vfs\n" },
+			"storage", doctor.LevelWarning, `driver = "overlay"`, false},
+		{"rootless podman fails", func(_ *testing.T, h *host, _ *doctor.Config) { delete(h.output, podmanInfo) },
+			"storage", doctor.LevelError, "podman info", false},
+		{"no TUN device", func(t *testing.T, h *host, _ *doctor.Config) { h.remove(t, "/dev/net/tun") },
+			"tun", doctor.LevelError, "modprobe tun", false},
+		{"a TUN device for root", func(_ *testing.T, h *host, _ *doctor.Config) { h.denied["/dev/net/tun"] = true },
+			"tun", doctor.LevelError, "chmod 0666 /dev/net/tun", false},
+		{"a kernel without tproxy", func(_ *testing.T, h *host, _ *doctor.Config) { delete(h.output, networkCheck) },
+			"network", doctor.LevelError, "modprobe -a nf_tables nft_tproxy", false},
+		{"little disk", func(_ *testing.T, h *host, _ *doctor.Config) { h.free = 2 << 30 },
+			"disk", doctor.LevelWarning, "DOZE_HOME", false},
+		{"no disk", func(_ *testing.T, h *host, _ *doctor.Config) { h.free = 100 << 20 },
+			"disk", doctor.LevelError, "DOZE_HOME", false},
+		{"few inotify instances", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/proc/sys/fs/inotify/max_user_instances", "128\n")
-		}, "inotify", LevelWarning, "sysctl -w fs.inotify.max_user_instances=8192", false},
-		{"few epoll watches", func(t *testing.T, h *host, _ *Config) {
+		}, "inotify", doctor.LevelWarning, "sysctl -w fs.inotify.max_user_instances=8192", false},
+		{"few epoll watches", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/proc/sys/fs/epoll/max_user_watches", "5491511\n")
-		}, "shared limits", LevelWarning, "sysctl -w fs.epoll.max_user_watches=1099511627776", false},
-		{"little asynchronous I/O", func(t *testing.T, h *host, _ *Config) {
+		}, "shared limits", doctor.LevelWarning, "sysctl -w fs.epoll.max_user_watches=1099511627776", false},
+		{"little asynchronous I/O", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/proc/sys/fs/aio-max-nr", "65536\n")
-		}, "shared limits", LevelWarning, "sysctl -w fs.aio-max-nr=1099511627776", false},
-		{"few open files of the machine", func(t *testing.T, h *host, _ *Config) {
+		}, "shared limits", doctor.LevelWarning, "sysctl -w fs.aio-max-nr=1099511627776", false},
+		{"few open files of the machine", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/proc/sys/fs/file-max", "2466170\n")
-		}, "shared limits", LevelWarning, "sysctl -w fs.file-max=1099511627776", false},
-		{"few pages for pipes", func(t *testing.T, h *host, _ *Config) {
+		}, "shared limits", doctor.LevelWarning, "sysctl -w fs.file-max=1099511627776", false},
+		{"few pages for pipes", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/proc/sys/fs/pipe-user-pages-soft", "16384\n")
-		}, "pipes", LevelWarning, "sysctl -w fs.pipe-user-pages-soft=0", false},
-		{"few keyrings", func(t *testing.T, h *host, _ *Config) {
+		}, "pipes", doctor.LevelWarning, "sysctl -w fs.pipe-user-pages-soft=0", false},
+		{"few keyrings", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/proc/sys/kernel/keys/maxkeys", "200\n")
-		}, "keyrings", LevelWarning, "sysctl -w kernel.keys.maxkeys=", false},
-		{"few descriptors", func(_ *testing.T, h *host, _ *Config) { h.files = 1024 },
-			"open files", LevelWarning, "LimitNOFILE", false},
-		{"a port in use", func(_ *testing.T, h *host, _ *Config) {
+		}, "keyrings", doctor.LevelWarning, "sysctl -w kernel.keys.maxkeys=", false},
+		{"few descriptors", func(_ *testing.T, h *host, _ *doctor.Config) { h.files = 1024 },
+			"open files", doctor.LevelWarning, "LimitNOFILE", false},
+		{"a port in use", func(_ *testing.T, h *host, _ *doctor.Config) {
 			h.listen[8443] = &net.OpError{Op: "listen", Err: os.NewSyscallError("bind", syscall.EADDRINUSE)}
-		}, "port 8443", LevelError, "ss -ltnp 'sport = :8443'", false},
-		{"a privileged port", func(_ *testing.T, h *host, cfg *Config) {
+		}, "port 8443", doctor.LevelError, "ss -ltnp 'sport = :8443'", false},
+		{"a privileged port", func(_ *testing.T, h *host, cfg *doctor.Config) {
 			cfg.Ports = []int{443}
 			h.listen[443] = &net.OpError{Op: "listen", Err: os.NewSyscallError("bind", syscall.EACCES)}
-		}, "port 443", LevelError, "net.ipv4.ip_unprivileged_port_start=443", false},
+		}, "port 443", doctor.LevelError, "net.ipv4.ip_unprivileged_port_start=443", false},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			h, cfg := healthyHost(t)
 			c.make(t, h, &cfg)
-			findings := Check(t.Context(), cfg)
+			findings := doctor.Check(t.Context(), cfg)
 			found := false
 			for _, f := range findings {
 				if f.OK {
@@ -281,7 +282,7 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 			if !found {
 				t.Error("not found")
 			}
-			if got, want := CanRun(findings), c.level != LevelError; got != want {
+			if got, want := doctor.CanRun(findings), c.level != doctor.LevelError; got != want {
 				t.Errorf("CanRun is %v", got)
 			}
 		})
@@ -292,14 +293,14 @@ func TestWithoutASubtreeSandboxesStillRun(t *testing.T) {
 	_, cfg := healthyHost(t)
 	t.Setenv("DOZE_CGROUP", "")
 	cfg.Cgroup = ""
-	findings := Check(t.Context(), cfg)
+	findings := doctor.Check(t.Context(), cfg)
 	failures := 0
 	for _, f := range findings {
 		if !f.OK {
 			failures++
 		}
 	}
-	if failures != 2 || !CanRun(findings) {
+	if failures != 2 || !doctor.CanRun(findings) {
 		t.Errorf("%+v", findings)
 	}
 }
@@ -308,14 +309,14 @@ func TestAppArmorProfileOfUbuntuPasses(t *testing.T) {
 	h, cfg := healthyHost(t)
 	h.write(t, "/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1\n")
 	h.write(t, "/etc/apparmor.d/podman", "profile podman /usr/bin/podman flags=(unconfined) {\n  userns,\n}\n")
-	if findings := Check(t.Context(), cfg); !CanRun(findings) {
+	if findings := doctor.Check(t.Context(), cfg); !doctor.CanRun(findings) {
 		t.Errorf("%+v", findings)
 	}
 }
 
 // TestMachine checks facts that hold on any machine.
 func TestMachine(t *testing.T) {
-	m := Machine{}
+	m := doctor.Machine{}
 	if _, err := m.Find("no-such-command"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Find: %v", err)
 	}

@@ -1,14 +1,16 @@
-package testca
+package testca_test
 
 import (
 	"bytes"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"testing"
+
+	"github.com/doze-run/doze/testkit/testca"
 )
 
 func TestLeafIsValidForItsNames(t *testing.T) {
-	leaf, pem, err := New("a.test", "*.b.test", "127.0.0.1")
+	leaf, pem, err := testca.New("a.test", "*.b.test", "127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +27,7 @@ func TestLeafIsValidForItsNames(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	other, err := NewAuthority(pkix.Name{CommonName: "another"})
+	other, err := testca.NewAuthority(pkix.Name{CommonName: "another"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +38,7 @@ func TestLeafIsValidForItsNames(t *testing.T) {
 
 // OpenSSL and Python's TLS need these identifiers.
 func TestCertificatesNameTheKeyOfTheirAuthority(t *testing.T) {
-	a, err := NewAuthority(pkix.Name{CommonName: "authority"})
+	a, err := testca.NewAuthority(pkix.Name{CommonName: "authority"})
 	if err != nil {
 		t.Fatal(err)
 	}

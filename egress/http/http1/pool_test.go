@@ -1,4 +1,4 @@
-package http1
+package http1_test
 
 import (
 	"io"
@@ -6,16 +6,18 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/doze-run/doze/egress/http/http1"
 )
 
 func TestPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := NewPool(4, 2, time.Minute)
+		p := http1.NewPool(4, 2, time.Minute)
 		conns := map[string]net.Conn{}
 		put := func(key, name string) {
 			here, there := net.Pipe()
 			conns[name] = there
-			p.Put(key, NewConn(here, here, 1<<10))
+			p.Put(key, http1.NewConn(here, here, 1<<10))
 		}
 		closed := func(name string) bool {
 			conns[name].SetReadDeadline(time.Now().Add(time.Millisecond))

@@ -1,4 +1,4 @@
-package policylog
+package policylog_test
 
 import (
 	"fmt"
@@ -8,13 +8,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/doze-run/doze/egress/feed"
+	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var one = Policy{"ann", "one"}
+var one = policylog.Policy{"ann", "one"}
 
-func texts(lines []Line) string {
+func texts(lines []policylog.Line) string {
 	var all []string
 	for _, l := range lines {
 		all = append(all, l.Text)
@@ -23,19 +24,19 @@ func texts(lines []Line) string {
 }
 
 func TestFilters(t *testing.T) {
-	l := New()
-	for _, level := range levels {
-		l.Add(one, Line{Level: level, Text: string(level)})
+	l := policylog.New()
+	for _, level := range []policylog.Level{policylog.Debug, policylog.Info, policylog.Warn, policylog.Error} {
+		l.Add(one, policylog.Line{Level: level, Text: string(level)})
 	}
-	l.Add(Policy{"ann", "two"}, Line{Level: Error, Text: "two"})
-	l.Add(Policy{"bob", "one"}, Line{Level: Error, Text: "bob"})
-	all := l.Lines(one, Filter{})
+	l.Add(policylog.Policy{"ann", "two"}, policylog.Line{Level: policylog.Error, Text: "two"})
+	l.Add(policylog.Policy{"bob", "one"}, policylog.Line{Level: policylog.Error, Text: "bob"})
+	all := l.Lines(one, policylog.Filter{})
 	for _, c := range []struct {
-		filter Filter
+		filter policylog.Filter
 		want   string
 	}{
-		{Filter{}, "debug info warn error"}, {Filter{Level: Debug}, "debug info warn error"}, {Filter{Level: Warn}, "warn error"},
-		{Filter{After: all[1].Seq}, "warn error"}, {Filter{After: all[2].Seq, Level: Error}, "error"}, {Filter{After: all[3].Seq}, ""},
+		{policylog.Filter{}, "debug info warn error"}, {policylog.Filter{Level: policylog.Debug}, "debug info warn error"}, {policylog.Filter{Level: policylog.Warn}, "warn error"},
+		{policylog.Filter{After: all[1].Seq}, "warn error"}, {policylog.Filter{After: all[2].Seq, Level: policylog.Error}, "error"}, {policylog.Filter{After: all[3].Seq}, ""},
 	} {
 		if got := texts(l.Lines(one, c.filter)); got != c.want {
 			t.Errorf("%+v: got %q, want %q", c.filter, got, c.want)
@@ -44,31 +45,32 @@ func TestFilters(t *testing.T) {
 }
 
 func TestTheLatestLinesAreStored(t *testing.T) {
-	l := New()
+	l := policylog.New()
+	const maxLines = 1000
 	for i := range 2*maxLines + 10 {
-		l.Add(one, Line{Level: Info, Text: fmt.Sprint(i)})
+		l.Add(one, policylog.Line{Level: policylog.Info, Text: fmt.Sprint(i)})
 	}
-	lines := l.Lines(one, Filter{})
+	lines := l.Lines(one, policylog.Filter{})
 	if len(lines) != maxLines || lines[0].Text != fmt.Sprint(maxLines+10) || lines[maxLines-1].Seq-lines[0].Seq != maxLines-1 {
 		t.Errorf("%d lines from %+v", len(lines), lines[0])
 	}
 }
 
 func TestFollowersGetStoredAndNewLines(t *testing.T) {
-	l := New()
-	l.Add(one, Line{Level: Info, Text: "kept"})
-	lines, stop := l.Follow(one, Filter{Level: Info})
-	l.Add(one, Line{Level: Debug, Text: "other"})
+	l := policylog.New()
+	l.Add(one, policylog.Line{Level: policylog.Info, Text: "kept"})
+	lines, stop := l.Follow(one, policylog.Filter{Level: policylog.Info})
+	l.Add(one, policylog.Line{Level: policylog.Debug, Text: "other"})
 	for i := range feed.Backlog + 4 {
-		l.Add(one, Line{Level: Info, Text: fmt.Sprint(i)})
+		l.Add(one, policylog.Line{Level: policylog.Info, Text: fmt.Sprint(i)})
 	}
 	if got := (<-lines).Text; got != "kept" {
 		t.Errorf("got %s", got)
 	}
-	l.Add(one, Line{Level: Info, Text: "last"})
+	l.Add(one, policylog.Line{Level: policylog.Info, Text: "last"})
 	stop()
 	stop()
-	var last Line
+	var last policylog.Line
 	for last = range lines {
 	}
 	if last.Text != "last" || last.Dropped != 4 {

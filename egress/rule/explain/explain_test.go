@@ -1,4 +1,4 @@
-package explain
+package explain_test
 
 import (
 	"encoding/json"
@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -84,11 +85,11 @@ func TestExplanationsNameTheDecidingRuleAndItsReason(t *testing.T) {
 	} {
 		t.Run(line, func(t *testing.T) {
 			method, address, _ := strings.Cut(line, " ")
-			r, err := Parse(method, address, nil)
+			r, err := explain.Parse(method, address, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := shown(Of(table, r, known(false)))
+			got := shown(explain.Of(table, r, known(false)))
 			for _, part := range want {
 				if !strings.Contains(got, part) {
 					t.Errorf("got %q, want %q", got, part)
@@ -116,18 +117,18 @@ func TestExplanationsCoverECH(t *testing.T) {
 		{"http://example.com/", false, false},
 		{"https://evil.example/", false, false},
 	} {
-		r, err := Parse("GET", c.url, nil)
+		r, err := explain.Parse("GET", c.url, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := Of(table, r, c.passes).Reason; strings.Contains(got, intercepted) != c.want {
+		if got := explain.Of(table, r, c.passes).Reason; strings.Contains(got, intercepted) != c.want {
 			t.Errorf("%s: got %q", c.url, got)
 		}
 	}
 }
 
 // shown is all that an explanation says, in one line.
-func shown(e Explanation) string {
+func shown(e explain.Explanation) string {
 	text := fmt.Sprint(e.Verdict, " ", e.Stage, " ", e.Rule, " ", e.Reason)
 	for _, p := range e.Policies {
 		text += fmt.Sprintf(" [%s %s]", p.Name, p.Digest)
@@ -151,11 +152,11 @@ func shown(e Explanation) string {
 }
 
 func TestRequestsAreParsed(t *testing.T) {
-	r, err := Parse("POST", "https://API.Example.com:8443/a%2Fb?token=x#f", http.Header{"x-a": {"1", "2"}})
+	r, err := explain.Parse("POST", "https://API.Example.com:8443/a%2Fb?token=x#f", http.Header{"x-a": {"1", "2"}})
 	if err != nil || r.Host != "api.example.com" || r.Port != 8443 || !r.HTTPS || r.Method != "POST" || r.Path != "/a%2Fb" || len(r.Header["X-A"]) != 2 {
 		t.Errorf("got %+v, %v", r, err)
 	}
-	r, err = Parse("GET", "http://[2001:db8::1]", nil)
+	r, err = explain.Parse("GET", "http://[2001:db8::1]", nil)
 	if err != nil || r.Address != netip.MustParseAddr("2001:db8::1") || r.Host != "" || r.Port != 80 || r.Path != "/" || r.HTTPS {
 		t.Errorf("got %+v, %v", r, err)
 	}
@@ -166,7 +167,7 @@ func TestRequestsAreParsed(t *testing.T) {
 		{"", "https://example.com/", "method"}, {"G T", "https://example.com/", "method"},
 	} {
 		var invalid *problem.InvalidError
-		if _, err := Parse(c[0], c[1], nil); !errors.As(err, &invalid) || invalid.Field != c[2] {
+		if _, err := explain.Parse(c[0], c[1], nil); !errors.As(err, &invalid) || invalid.Field != c[2] {
 			t.Errorf("%q %q: %v, want an InvalidError of %s", c[0], c[1], err, c[2])
 		}
 	}

@@ -1,4 +1,4 @@
-package ruleset
+package ruleset_test
 
 import (
 	"context"
@@ -11,13 +11,14 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/runtime/store/document"
 	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
-func open(t testing.TB, docs document.Store) *Sets {
+func open(t testing.TB, docs document.Store) *ruleset.Sets {
 	t.Helper()
-	s, err := Open(context.Background(), docs)
+	s, err := ruleset.Open(context.Background(), docs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,26 +38,26 @@ func deny(name string) []rule.Rule {
 	return []rule.Rule{{Name: name, Hosts: []string{"evil.example"}, Action: rule.Deny}}
 }
 
-func update(s *Sets, scope Scope, u Update) (Set, error) {
+func update(s *ruleset.Sets, scope ruleset.Scope, u ruleset.Update) (ruleset.Set, error) {
 	set, err := s.Compile(scope, u, nil)
 	if err != nil {
-		return Set{}, err
+		return ruleset.Set{}, err
 	}
 	return s.Replace(context.Background(), scope, set, u.IfRevision)
 }
 
-func replace(t testing.TB, s *Sets, scope Scope, rules []rule.Rule) Set {
+func replace(t testing.TB, s *ruleset.Sets, scope ruleset.Scope, rules []rule.Rule) ruleset.Set {
 	t.Helper()
-	set, err := update(s, scope, Update{Rules: rules})
+	set, err := update(s, scope, ruleset.Update{Rules: rules})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return set
 }
 
-func verdict(s *Sets, owner, sandbox Scope, host string) rule.Verdict {
+func verdict(s *ruleset.Sets, owner, sandbox ruleset.Scope, host string) rule.Verdict {
 	table := rule.Table{Default: rule.AllowPublic}
-	for i, scope := range []Scope{owner, sandbox} {
+	for i, scope := range []ruleset.Scope{owner, sandbox} {
 		table.Layers[i+1] = s.Get(scope).Layer(nil)
 	}
 	return table.Name(host).Verdict
@@ -64,7 +65,7 @@ func verdict(s *Sets, owner, sandbox Scope, host string) rule.Verdict {
 
 func TestReplacedRulesApply(t *testing.T) {
 	s := open(t, storetest.New(t))
-	owner, box := OfOwner("a"), OfSandbox("sb0000000001")
+	owner, box := ruleset.OfOwner("a"), ruleset.OfSandbox("sb0000000001")
 	if got := s.Get(owner); got.Revision != 0 || got.Rules == nil || len(got.Rules) != 0 {
 		t.Errorf("before, the rules are %+v", got)
 	}
@@ -75,7 +76,7 @@ func TestReplacedRulesApply(t *testing.T) {
 			t.Errorf("%s: %s, want %s", host, got, want)
 		}
 	}
-	if got := verdict(s, OfOwner("b"), OfSandbox("a"), "evil.example"); got != rule.VerdictAllow {
+	if got := verdict(s, ruleset.OfOwner("b"), ruleset.OfSandbox("a"), "evil.example"); got != rule.VerdictAllow {
 		t.Errorf("the rules apply to others too: %s", got)
 	}
 	replace(t, s, owner, nil)
@@ -86,14 +87,14 @@ func TestReplacedRulesApply(t *testing.T) {
 
 func TestStaleRevisionsAreRefused(t *testing.T) {
 	s := open(t, storetest.New(t))
-	scope, revision := OfOwner("a"), int64(0)
-	set, err := update(s, scope, Update{Rules: deny("one"), IfRevision: &revision})
+	scope, revision := ruleset.OfOwner("a"), int64(0)
+	set, err := update(s, scope, ruleset.Update{Rules: deny("one"), IfRevision: &revision})
 	if err != nil || set.Revision != 1 || set.UpdatedAt.IsZero() {
 		t.Fatalf("got %+v, %v", set, err)
 	}
-	_, err = update(s, scope, Update{Rules: deny("two"), IfRevision: &revision})
-	var conflict *RevisionError
-	if !errors.Is(err, ErrRevision) || !errors.As(err, &conflict) || conflict.Have != 1 || conflict.Want != 0 {
+	_, err = update(s, scope, ruleset.Update{Rules: deny("two"), IfRevision: &revision})
+	var conflict *ruleset.RevisionError
+	if !errors.Is(err, ruleset.ErrRevision) || !errors.As(err, &conflict) || conflict.Have != 1 || conflict.Want != 0 {
 		t.Errorf("got %v, want ErrRevision", err)
 	}
 	if got := s.Get(scope); got.Rules[0].Name != "one" || got.Revision != 1 {
@@ -111,18 +112,18 @@ func TestOneOfManyChangesOfTheSameRevisionWins(t *testing.T) {
 	for n := range cap(won) {
 		wg.Go(func() {
 			revision, name := int64(0), fmt.Sprint(n)
-			switch _, err := update(s, OfOwner("a"), Update{Rules: deny(name), IfRevision: &revision}); {
+			switch _, err := update(s, ruleset.OfOwner("a"), ruleset.Update{Rules: deny(name), IfRevision: &revision}); {
 			case err == nil:
 				won <- name
-			case !errors.Is(err, ErrRevision):
+			case !errors.Is(err, ruleset.ErrRevision):
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
 	close(won)
-	if name := <-won; s.Get(OfOwner("a")).Rules[0].Name != name {
-		t.Errorf("%s won, and the rules are %+v", name, s.Get(OfOwner("a")))
+	if name := <-won; s.Get(ruleset.OfOwner("a")).Rules[0].Name != name {
+		t.Errorf("%s won, and the rules are %+v", name, s.Get(ruleset.OfOwner("a")))
 	}
 	if _, more := <-won; more {
 		t.Error("two won")
@@ -135,19 +136,19 @@ func TestRulesSurviveARestart(t *testing.T) {
 	const text = `[{"name":"gh","hosts":["api.github.com"],"ports":["443"],"paths":["/repos/**"],"action":"policies",
 		"policies":[{"policy":"bearer","config":{"a":[1,"<&>"]},"secrets":{"token":"github"}}]},
 		{"name":"no","headers":{"x-a":"*"},"action":"deny","reason":"r"}]`
-	owner, box := OfOwner("a/b"), OfSandbox("sb0000000001")
+	owner, box := ruleset.OfOwner("a/b"), ruleset.OfSandbox("sb0000000001")
 	replace(t, s, owner, rulesOf(t, text))
 	replace(t, s, owner, rulesOf(t, text))
 	replace(t, s, box, deny("one"))
-	replace(t, s, OfOwner("gone"), deny("one"))
-	if err := s.Delete(t.Context(), OfOwner("gone")); err != nil {
+	replace(t, s, ruleset.OfOwner("gone"), deny("one"))
+	if err := s.Delete(t.Context(), ruleset.OfOwner("gone")); err != nil {
 		t.Fatal(err)
 	}
 	again := open(t, docs)
 	if again.Faults() != nil {
 		t.Fatal(again.Faults())
 	}
-	for _, scope := range []Scope{owner, box, OfOwner("gone")} {
+	for _, scope := range []ruleset.Scope{owner, box, ruleset.OfOwner("gone")} {
 		was, _ := json.Marshal(s.Get(scope))
 		is, _ := json.Marshal(again.Get(scope))
 		if string(was) != string(is) {
@@ -157,23 +158,23 @@ func TestRulesSurviveARestart(t *testing.T) {
 	if got := again.Get(owner); got.Revision != 2 || got.Rules[0].Policies[0].Secrets["token"] != "github" {
 		t.Errorf("got %+v", got)
 	}
-	if got := verdict(again, OfOwner(""), box, "evil.example"); got != rule.VerdictDeny {
+	if got := verdict(again, ruleset.OfOwner(""), box, "evil.example"); got != rule.VerdictDeny {
 		t.Errorf("the rules are not in force: %s", got)
 	}
 }
 
 func TestRulesThatCannotWorkAreRefusedWhole(t *testing.T) {
 	s := open(t, storetest.New(t))
-	replace(t, s, OfOwner("a"), deny("one"))
-	_, err := update(s, OfOwner("a"), Update{Rules: rulesOf(t, `[{"name":"good","action":"deny"},{"name":"bad","action":"perhaps"}]`)})
+	replace(t, s, ruleset.OfOwner("a"), deny("one"))
+	_, err := update(s, ruleset.OfOwner("a"), ruleset.Update{Rules: rulesOf(t, `[{"name":"good","action":"deny"},{"name":"bad","action":"perhaps"}]`)})
 	var problem *rule.Error
 	if !errors.As(err, &problem) || problem.Index != 1 {
 		t.Errorf("got %v, want the second rule's error", err)
 	}
-	if got := s.Get(OfOwner("a")); got.Revision != 1 || got.Rules[0].Name != "one" {
+	if got := s.Get(ruleset.OfOwner("a")); got.Revision != 1 || got.Rules[0].Name != "one" {
 		t.Errorf("got %+v", got)
 	}
-	if _, err := update(s, OfSandbox("a"), Update{Rules: rulesOf(t, `[{"name":"a","private":true,"action":"allow"}]`)}); !errors.As(err, &problem) {
+	if _, err := update(s, ruleset.OfSandbox("a"), ruleset.Update{Rules: rulesOf(t, `[{"name":"a","private":true,"action":"allow"}]`)}); !errors.As(err, &problem) {
 		t.Errorf("a sandbox's rule allows private addresses: %v", err)
 	}
 }
@@ -181,25 +182,25 @@ func TestRulesThatCannotWorkAreRefusedWhole(t *testing.T) {
 func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
 	docs := storetest.New(t)
 	s := open(t, docs)
-	replace(t, s, OfOwner("a"), deny("one"))
+	replace(t, s, ruleset.OfOwner("a"), deny("one"))
 	large := make([]rule.Rule, rule.MaxRules)
 	for i := range large {
 		large[i] = rule.Rule{Name: fmt.Sprint(i), Action: rule.Deny, Reason: strings.Repeat("x", rule.MaxText)}
 	}
-	if _, err := update(s, OfOwner("a"), Update{Rules: large}); err == nil {
+	if _, err := update(s, ruleset.OfOwner("a"), ruleset.Update{Rules: large}); err == nil {
 		t.Error("more was taken than the store holds")
 	}
 	docs.Close()
-	if _, err := update(s, OfOwner("a"), Update{Rules: deny("two")}); err == nil {
+	if _, err := update(s, ruleset.OfOwner("a"), ruleset.Update{Rules: deny("two")}); err == nil {
 		t.Error("Replace reported success")
 	}
-	if err := s.Delete(t.Context(), OfOwner("a")); err == nil {
+	if err := s.Delete(t.Context(), ruleset.OfOwner("a")); err == nil {
 		t.Error("Delete reported success")
 	}
-	if got := s.Get(OfOwner("a")); got.Revision != 1 || got.Rules[0].Name != "one" {
+	if got := s.Get(ruleset.OfOwner("a")); got.Revision != 1 || got.Rules[0].Name != "one" {
 		t.Errorf("got %+v", got)
 	}
-	if _, err := Open(t.Context(), docs); err == nil {
+	if _, err := ruleset.Open(t.Context(), docs); err == nil {
 		t.Error("sets were opened without their rules")
 	}
 }
@@ -215,7 +216,7 @@ func TestStoredRulesThatCannotBeReadDenyEverything(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			docs := storetest.New(t)
 			for _, doc := range []string{"owner/a", "nonsense", "owner/"} {
-				if err := docs.PutDocument(t.Context(), documentKind, doc, []byte(value)); err != nil {
+				if err := docs.PutDocument(t.Context(), "rules", doc, []byte(value)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -223,11 +224,11 @@ func TestStoredRulesThatCannotBeReadDenyEverything(t *testing.T) {
 			if len(s.Faults()) != 3 || !strings.Contains(errors.Join(s.Faults()...).Error(), "owner a") {
 				t.Errorf("faults are %v", s.Faults())
 			}
-			if got := verdict(s, OfOwner("a"), Scope{}, "good.example"); got != rule.VerdictDeny {
+			if got := verdict(s, ruleset.OfOwner("a"), ruleset.Scope{}, "good.example"); got != rule.VerdictDeny {
 				t.Errorf("got %s, want deny", got)
 			}
-			replace(t, s, OfOwner("a"), deny("one"))
-			if got := verdict(s, OfOwner("a"), Scope{}, "good.example"); got != rule.VerdictAllow {
+			replace(t, s, ruleset.OfOwner("a"), deny("one"))
+			if got := verdict(s, ruleset.OfOwner("a"), ruleset.Scope{}, "good.example"); got != rule.VerdictAllow {
 				t.Errorf("set again, got %s, want allow", got)
 			}
 		})
@@ -236,29 +237,29 @@ func TestStoredRulesThatCannotBeReadDenyEverything(t *testing.T) {
 
 func TestDefaultsStayUntilReplaced(t *testing.T) {
 	docs := storetest.New(t)
-	s, scope := open(t, docs), OfOwner("a")
+	s, scope := open(t, docs), ruleset.OfOwner("a")
 	if got := s.Get(scope).Default; got != rule.Inherit {
 		t.Errorf("at first %q", got)
 	}
 	for i, step := range []struct{ set, want rule.Default }{{"", rule.Inherit}, {rule.DenyAll, rule.DenyAll}, {"", rule.DenyAll}, {rule.Inherit, rule.Inherit}, {rule.DenyAll, rule.DenyAll}} {
-		set, err := update(s, scope, Update{Default: step.set})
+		set, err := update(s, scope, ruleset.Update{Default: step.set})
 		if err != nil || set.Default != step.want || s.Get(scope).Default != step.want {
 			t.Errorf("step %d: got %+v, %v, want %s", i, set, err, step.want)
 		}
 	}
 	s = open(t, docs)
-	if got := verdict(s, scope, Scope{}, "good.example"); got != rule.VerdictDeny || len(s.Faults()) > 0 {
+	if got := verdict(s, scope, ruleset.Scope{}, "good.example"); got != rule.VerdictDeny || len(s.Faults()) > 0 {
 		t.Errorf("read again, got %s, %v", got, s.Faults())
 	}
-	if _, err := update(s, scope, Update{Default: rule.AllowPublic}); err == nil || !strings.Contains(err.Error(), "write inherit or deny") {
+	if _, err := update(s, scope, ruleset.Update{Default: rule.AllowPublic}); err == nil || !strings.Contains(err.Error(), "write inherit or deny") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestAllYieldsEachScope(t *testing.T) {
 	s := open(t, storetest.New(t))
-	replace(t, s, OfOwner("a"), deny("one"))
-	replace(t, s, OfSandbox("b"), deny("two"))
+	replace(t, s, ruleset.OfOwner("a"), deny("one"))
+	replace(t, s, ruleset.OfSandbox("b"), deny("two"))
 	var got []string
 	for scope, set := range s.All() {
 		got = append(got, scope.String()+" "+set.Rules[0].Name+" "+scope.Owner()+string(scope.Sandbox()))
@@ -272,9 +273,9 @@ func TestAllYieldsEachScope(t *testing.T) {
 func TestRulesOfTheCallerAreCopied(t *testing.T) {
 	s := open(t, storetest.New(t))
 	given := deny("one")
-	replace(t, s, OfOwner("a"), given)
+	replace(t, s, ruleset.OfOwner("a"), given)
 	given[0].Name, given[0].Hosts[0] = "changed", "changed.example"
-	if got := s.Get(OfOwner("a")).Rules[0]; got.Name != "one" || got.Hosts[0] != "evil.example" {
+	if got := s.Get(ruleset.OfOwner("a")).Rules[0]; got.Name != "one" || got.Hosts[0] != "evil.example" {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -1,4 +1,4 @@
-package placeholder
+package placeholder_test
 
 import (
 	"bytes"
@@ -17,6 +17,7 @@ import (
 	"testing/iotest"
 
 	"github.com/doze-run/doze/egress/secret"
+	"github.com/doze-run/doze/egress/secret/placeholder"
 )
 
 const (
@@ -26,19 +27,21 @@ const (
 
 var (
 	key       = []byte("0123456789abcdef0123456789abcdef")
-	github    = Text(key, "k3f9x2m7q1az", "github-token")
-	line      = Text(key, "k3f9x2m7q1az", "line")
-	elsewhere = Text(key, "another", "github-token")
+	github    = placeholder.Text(key, "k3f9x2m7q1az", "github-token")
+	line      = placeholder.Text(key, "k3f9x2m7q1az", "line")
+	elsewhere = placeholder.Text(key, "another", "github-token")
 	errBound  = errors.New("is not bound to this host")
 )
 
-func testSet() *Set {
+func testSet() *placeholder.Set {
 	return setFor(host)
 }
 
 // setFor returns the set of a request to a host.
-func setFor(to string) *Set {
-	return NewSet([]Offer{{secret.ID{Name: "github-token"}, github}, {secret.ID{Name: "line"}, line}}, func(id secret.ID) ([]byte, error) {
+func setFor(to string) *placeholder.Set { return newSet(to, fits) }
+
+func newSet(to string, hold func(bytes int64) bool) *placeholder.Set {
+	return placeholder.NewSet([]placeholder.Offer{{secret.ID{Name: "github-token"}, github}, {secret.ID{Name: "line"}, line}}, func(id secret.ID) ([]byte, error) {
 		switch {
 		case to != host:
 			return nil, errBound
@@ -46,10 +49,10 @@ func setFor(to string) *Set {
 			return []byte("a line\r\nX-Injected: 1"), nil
 		}
 		return []byte(value), nil
-	}, fits)
+	}, hold)
 }
 
-func fits(bytes int64) bool { return bytes <= MaxBody }
+func fits(bytes int64) bool { return bytes <= placeholder.MaxBody }
 
 func request(body io.Reader) *http.Request {
 	return httptest.NewRequest(http.MethodPost, "/path?a=b", body)
@@ -59,11 +62,11 @@ func TestTextsAreOfOneSandboxAndSecret(t *testing.T) {
 	if !regexp.MustCompile(`\Adoze-placeholder-github-token-[A-Za-z0-9_-]{22}\z`).MatchString(github) {
 		t.Errorf("%s is not a placeholder", github)
 	}
-	if again := Text(key, "k3f9x2m7q1az", "github-token"); again != github {
+	if again := placeholder.Text(key, "k3f9x2m7q1az", "github-token"); again != github {
 		t.Errorf("%s, and then %s", github, again)
 	}
 	seen := map[string]bool{}
-	for _, text := range []string{github, elsewhere, Text([]byte("another key"), "k3f9x2m7q1az", "github-token")} {
+	for _, text := range []string{github, elsewhere, placeholder.Text([]byte("another key"), "k3f9x2m7q1az", "github-token")} {
 		end := text[len(text)-22:]
 		if seen[end] {
 			t.Errorf("%s is not the only one with its end", text)
@@ -128,7 +131,7 @@ func TestOtherHostsRefusePlaceholders(t *testing.T) {
 		case "basic":
 			r.SetBasicAuth("me", github)
 		}
-		var refused *RefusedError
+		var refused *placeholder.RefusedError
 		if _, err := setFor("evil.example").Exchange(r); !errors.As(err, &refused) || refused.Secret.Name != "github-token" || !strings.Contains(err.Error(), errBound.Error()) && name != "path" {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -152,7 +155,7 @@ func TestPlacesWithoutSecretsAreRefused(t *testing.T) {
 		case "line break in Basic":
 			r.SetBasicAuth("me", line)
 		}
-		var refused *RefusedError
+		var refused *placeholder.RefusedError
 		if _, err := testSet().Exchange(r); !errors.As(err, &refused) || strings.Contains(err.Error(), "Injected") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -243,7 +246,7 @@ type idle struct{}
 func (idle) Read([]byte) (int, error) { return 0, nil }
 
 func TestLongBodies(t *testing.T) {
-	filler := strings.Repeat("x", MaxBody)
+	filler := strings.Repeat("x", placeholder.MaxBody)
 	for name, c := range map[string]struct {
 		sent   string
 		length bool
@@ -270,7 +273,7 @@ func TestLongBodies(t *testing.T) {
 			if string(got) != c.want {
 				t.Errorf("%d bytes, want %d", len(got), len(c.want))
 			}
-			var refused *RefusedError
+			var refused *placeholder.RefusedError
 			if c.err == "" && (err != nil || x.Refused() != nil) || c.err != "" && (!errors.As(err, &refused) || !strings.Contains(err.Error(), c.err) || x.Refused() != err) {
 				t.Errorf("got %v, and %v", err, x.Refused())
 			}
@@ -279,9 +282,9 @@ func TestLongBodies(t *testing.T) {
 			}
 		})
 	}
-	r := request(strings.NewReader(strings.Repeat(github, MaxBody/len(github))))
-	long := NewSet([]Offer{{secret.ID{Name: "github-token"}, github}}, func(secret.ID) ([]byte, error) { return bytes.Repeat([]byte("v"), 64<<10), nil }, fits)
-	var refused *RefusedError
+	r := request(strings.NewReader(strings.Repeat(github, placeholder.MaxBody/len(github))))
+	long := placeholder.NewSet([]placeholder.Offer{{secret.ID{Name: "github-token"}, github}}, func(secret.ID) ([]byte, error) { return bytes.Repeat([]byte("v"), 64<<10), nil }, fits)
+	var refused *placeholder.RefusedError
 	if _, err := long.Exchange(r); !errors.As(err, &refused) {
 		t.Errorf("a body of 600 MB was made: %v", err)
 	}
@@ -296,19 +299,18 @@ func TestLongBodies(t *testing.T) {
 
 func TestBodiesBeyondTheMemoryLimitAreRefused(t *testing.T) {
 	for sent, want := range map[string]string{"a body": "", "a body with " + github: "send fewer at a time"} {
-		full := testSet()
-		full.hold = func(bytes int64) bool {
+		full := newSet(host, func(bytes int64) bool {
 			if bytes != int64(len(sent)) {
-				t.Errorf("fits for %d bytes, of a body of %d", bytes, len(sent))
+				t.Errorf("hold was called for %d bytes, of a body of %d", bytes, len(sent))
 			}
 			return false
-		}
+		})
 		r := request(strings.NewReader(sent))
 		if _, err := full.Exchange(r); err != nil {
 			t.Fatal(err)
 		}
 		got, err := io.ReadAll(r.Body)
-		var refused *RefusedError
+		var refused *placeholder.RefusedError
 		if r.ContentLength != int64(len(sent)) || want == "" && (err != nil || string(got) != sent) ||
 			want != "" && (!errors.As(err, &refused) || !strings.Contains(refused.Reason, want) || string(got) != "a body with ") {
 			t.Errorf("%q arrives as %q, %v", sent, got, err)
@@ -372,7 +374,7 @@ func inPieces(text string, size int) io.Reader {
 }
 
 func TestNothingToExchangeIsNothingToDo(t *testing.T) {
-	for name, s := range map[string]*Set{"nil": nil, "empty": NewSet(nil, nil, nil), "unused": testSet()} {
+	for name, s := range map[string]*placeholder.Set{"nil": nil, "empty": placeholder.NewSet(nil, nil, nil), "unused": testSet()} {
 		r := request(strings.NewReader("a body"))
 		x, err := s.Exchange(r)
 		if x != nil || err != nil || x.Used() != nil || x.Refused() != nil {

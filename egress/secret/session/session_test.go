@@ -1,4 +1,4 @@
-package session
+package session_test
 
 import (
 	"net/http/httptest"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/seal"
+	"github.com/doze-run/doze/egress/secret/session"
 	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/runtime/store/storetest"
 )
@@ -44,16 +45,16 @@ func put(t *testing.T, v *vault.Vault, owner, value string) {
 func TestValueIsForVerifiedTLSAndBoundHosts(t *testing.T) {
 	v := newVault(t)
 	for name, c := range map[string]struct {
-		session *Session
+		session *session.Session
 		id      secret.ID
 		want    string // value or part of the error
 	}{
-		"bound":        {New(v, host, true), token, "value-of-the-owner"},
-		"other owner":  {New(v, host, true), secret.ID{Owner: "operator", Name: "token"}, "value-of-the-operator"},
-		"without TLS":  {New(v, host, false), token, "TLS only"},
-		"another host": {New(v, "api.example.org", true), token, "not bound to api.example.org"},
-		"unknown":      {New(v, host, true), secret.ID{Owner: token.Owner, Name: "other"}, "does not exist"},
-		"its owner":    {New(v, host, true), secret.ID{Owner: "owner", Name: "a/token"}, "does not exist"},
+		"bound":        {session.New(v, host, true), token, "value-of-the-owner"},
+		"other owner":  {session.New(v, host, true), secret.ID{Owner: "operator", Name: "token"}, "value-of-the-operator"},
+		"without TLS":  {session.New(v, host, false), token, "TLS only"},
+		"another host": {session.New(v, "api.example.org", true), token, "not bound to api.example.org"},
+		"unknown":      {session.New(v, host, true), secret.ID{Owner: token.Owner, Name: "other"}, "does not exist"},
+		"its owner":    {session.New(v, host, true), secret.ID{Owner: "owner", Name: "a/token"}, "does not exist"},
 	} {
 		value, err := c.session.Value(c.id)
 		if err != nil {
@@ -67,7 +68,7 @@ func TestValueIsForVerifiedTLSAndBoundHosts(t *testing.T) {
 
 func TestSealedSessionGivesOutOnlyKnownValues(t *testing.T) {
 	v := newVault(t)
-	s := New(v, host, true)
+	s := session.New(v, host, true)
 	if _, err := s.Value(token); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +87,7 @@ func TestSealedSessionGivesOutOnlyKnownValues(t *testing.T) {
 }
 
 func TestUsedSecretsAreRenderedOrDerivedFrom(t *testing.T) {
-	s := New(newVault(t), host, true)
+	s := session.New(newVault(t), host, true)
 	if s.Used() != nil {
 		t.Error("used before a policy asked for any")
 	}

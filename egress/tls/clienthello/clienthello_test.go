@@ -1,4 +1,4 @@
-package clienthello
+package clienthello_test
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 	"testing/iotest"
 	"time"
 
+	"github.com/doze-run/doze/egress/tls/clienthello"
 	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 )
 
@@ -52,15 +53,15 @@ func echConfigs(t testing.TB, public string) []byte {
 func TestHelloOfRealClients(t *testing.T) {
 	for name, c := range map[string]struct {
 		cfg  *tls.Config
-		want Hello
+		want clienthello.Hello
 	}{
-		"name":           {&tls.Config{ServerName: "api.github.com"}, Hello{ServerName: "api.github.com"}},
-		"as it was sent": {&tls.Config{ServerName: "API.GitHub.com"}, Hello{ServerName: "API.GitHub.com"}},
-		"protocols":      {&tls.Config{ServerName: "a.example", NextProtos: []string{"h2", "http/1.1"}}, Hello{ServerName: "a.example"}},
-		"address":        {&tls.Config{ServerName: "192.0.2.1"}, Hello{}},
-		"old":            {&tls.Config{ServerName: "a.example", MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}, Hello{ServerName: "a.example"}},
-		"large":          {&tls.Config{ServerName: "a.example", NextProtos: slices.Repeat([]string{strings.Repeat("x", 200)}, 100)}, Hello{ServerName: "a.example"}},
-		"encrypted":      {&tls.Config{ServerName: "inner.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t, "outer.example")}, Hello{ServerName: "outer.example", ECH: true}},
+		"name":           {&tls.Config{ServerName: "api.github.com"}, clienthello.Hello{ServerName: "api.github.com"}},
+		"as it was sent": {&tls.Config{ServerName: "API.GitHub.com"}, clienthello.Hello{ServerName: "API.GitHub.com"}},
+		"protocols":      {&tls.Config{ServerName: "a.example", NextProtos: []string{"h2", "http/1.1"}}, clienthello.Hello{ServerName: "a.example"}},
+		"address":        {&tls.Config{ServerName: "192.0.2.1"}, clienthello.Hello{}},
+		"old":            {&tls.Config{ServerName: "a.example", MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}, clienthello.Hello{ServerName: "a.example"}},
+		"large":          {&tls.Config{ServerName: "a.example", NextProtos: slices.Repeat([]string{strings.Repeat("x", 200)}, 100)}, clienthello.Hello{ServerName: "a.example"}},
+		"encrypted":      {&tls.Config{ServerName: "inner.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t, "outer.example")}, clienthello.Hello{ServerName: "outer.example", ECH: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.cfg.InsecureSkipVerify = true
@@ -69,7 +70,7 @@ func TestHelloOfRealClients(t *testing.T) {
 				"in one read": bytes.NewReader(sent), "byte by byte": iotest.OneByteReader(bytes.NewReader(sent)),
 				"with more": io.MultiReader(bytes.NewReader(sent), strings.NewReader("early data")),
 			} {
-				got, received, err := Read(r)
+				got, received, err := clienthello.Read(r)
 				if err != nil || got != c.want {
 					t.Errorf("%s: got %+v, %v; want %+v", how, got, err, c.want)
 				}
@@ -91,7 +92,7 @@ func TestHelloInManyRecords(t *testing.T) {
 		split = append(append(split, head...), 0, byte(len(part)))
 		split = append(split, part...)
 	}
-	got, received, err := Read(bytes.NewReader(split))
+	got, received, err := clienthello.Read(bytes.NewReader(split))
 	if err != nil || got.ServerName != "api.github.com" || !bytes.Equal(received, split) {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -110,8 +111,8 @@ func TestInvalidHellos(t *testing.T) {
 		want error // nil: any
 	}{
 		"nothing":         {strings.NewReader(""), io.EOF},
-		"HTTP":            {strings.NewReader("GET / HTTP/1.1\r\n\r\n"), ErrNotTLS},
-		"SSH":             {strings.NewReader("SSH-2.0-OpenSSH\r\n"), ErrNotTLS},
+		"HTTP":            {strings.NewReader("GET / HTTP/1.1\r\n\r\n"), clienthello.ErrNotTLS},
+		"SSH":             {strings.NewReader("SSH-2.0-OpenSSH\r\n"), clienthello.ErrNotTLS},
 		"cut":             {bytes.NewReader(sent[:len(sent)-1]), io.EOF},
 		"cut in a header": {bytes.NewReader(sent[:3]), io.EOF},
 		"read error":      {io.MultiReader(bytes.NewReader(sent[:20]), iotest.ErrReader(broken)), broken},
@@ -119,14 +120,14 @@ func TestInvalidHellos(t *testing.T) {
 		"another message": {strings.NewReader("\x16\x03\x01\x00\x04\x02\x00\x00\x00"), nil},
 		"endless":         {endless(), nil},
 		"trailing dot":    {bytes.NewReader(bytes.Replace(sent, []byte("a.example"), []byte("a.exampl."), 1)), nil},
-		"endless records": {bytes.NewReader(append(slices.Repeat([]byte{22, 3, 1, 0, 1, 1}, 1), slices.Repeat([]byte{22, 3, 1, 0, 1, 0xff}, MaxBytes)...)), nil},
+		"endless records": {bytes.NewReader(append(slices.Repeat([]byte{22, 3, 1, 0, 1, 1}, 1), slices.Repeat([]byte{22, 3, 1, 0, 1, 0xff}, clienthello.MaxBytes)...)), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, received, err := Read(c.r)
+			got, received, err := clienthello.Read(c.r)
 			if err == nil || c.want != nil && !errors.Is(err, c.want) {
 				t.Errorf("got %+v, error %v", got, err)
 			}
-			if len(received) > MaxBytes {
+			if len(received) > clienthello.MaxBytes {
 				t.Errorf("%d bytes were read", len(received))
 			}
 		})
@@ -141,11 +142,11 @@ func FuzzRead(f *testing.F) {
 	f.Add(helloOf(f, &tls.Config{ServerName: "old.example", MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}))
 	f.Add([]byte("\x16\x03\x01\x00\x05aaaaa"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		one, received, err := Read(bytes.NewReader(b))
-		if !bytes.HasPrefix(b, received) || len(received) > MaxBytes {
+		one, received, err := clienthello.Read(bytes.NewReader(b))
+		if !bytes.HasPrefix(b, received) || len(received) > clienthello.MaxBytes {
 			t.Fatalf("received %d bytes of %d, want a prefix", len(received), len(b))
 		}
-		other, _, otherErr := Read(iotest.OneByteReader(bytes.NewReader(b)))
+		other, _, otherErr := clienthello.Read(iotest.OneByteReader(bytes.NewReader(b)))
 		if (err == nil) != (otherErr == nil) || one.ServerName != other.ServerName || one.ECH != other.ECH {
 			t.Errorf("in one read %+v, %v; byte by byte %+v, %v", one, err, other, otherErr)
 		}
@@ -229,7 +230,7 @@ func BenchmarkRead(b *testing.B) {
 	sent := helloOf(b, &tls.Config{ServerName: "api.github.com", NextProtos: []string{"h2", "http/1.1"}})
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, _, err := Read(bytes.NewReader(sent)); err != nil {
+		if _, _, err := clienthello.Read(bytes.NewReader(sent)); err != nil {
 			b.Fatal(err)
 		}
 	}

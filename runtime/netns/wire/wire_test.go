@@ -1,61 +1,63 @@
-package wire
+package wire_test
 
 import (
 	"strings"
 	"testing"
+
+	"github.com/doze-run/doze/runtime/netns/wire"
 )
 
 func TestRequestsSurviveTheWire(t *testing.T) {
-	for _, want := range []Request{
-		{Op: OpSocket, Family: IPv6, Seq: 1, PID: 4242, ID: "k3f9x2m7q1az", Cgroup: "/doze/sandboxes/k3f9x2m7q1az"},
-		{Op: OpForget, Seq: 1<<32 - 1, ID: "k3f9x2m7q1az"},
-		{Op: OpTUN, Seq: 2, PID: 4242, ID: "k3f9x2m7q1az", Cgroup: "/doze/sandboxes/k3f9x2m7q1az"},
+	for _, want := range []wire.Request{
+		{Op: wire.OpSocket, Family: wire.IPv6, Seq: 1, PID: 4242, ID: "k3f9x2m7q1az", Cgroup: "/doze/sandboxes/k3f9x2m7q1az"},
+		{Op: wire.OpForget, Seq: 1<<32 - 1, ID: "k3f9x2m7q1az"},
+		{Op: wire.OpTUN, Seq: 2, PID: 4242, ID: "k3f9x2m7q1az", Cgroup: "/doze/sandboxes/k3f9x2m7q1az"},
 		{},
 	} {
 		b, err := want.AppendTo(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := ParseRequest(b)
+		got, err := wire.ParseRequest(b)
 		if err != nil || got != want {
 			t.Errorf("got %+v, %v; want %+v", got, err, want)
 		}
 	}
-	if _, err := (Request{ID: strings.Repeat("a", MaxPacket)}).AppendTo(nil); err == nil {
+	if _, err := (wire.Request{ID: strings.Repeat("a", wire.MaxPacket)}).AppendTo(nil); err == nil {
 		t.Error("a request beyond MaxPacket was accepted")
 	}
 }
 
 func TestResponsesSurviveTheWire(t *testing.T) {
-	for _, want := range []Response{
+	for _, want := range []wire.Response{
 		{Seq: 7},
-		{Status: StatusFailed, Seq: 8, Errno: 111, Text: "connection refused"},
+		{Status: wire.StatusFailed, Seq: 8, Errno: 111, Text: "connection refused"},
 	} {
-		got, err := ParseResponse(want.AppendTo(nil))
+		got, err := wire.ParseResponse(want.AppendTo(nil))
 		if err != nil || got != want {
 			t.Errorf("got %+v, %v; want %+v", got, err, want)
 		}
 	}
-	long := Response{Text: strings.Repeat("a", 2*MaxPacket)}.AppendTo(nil)
-	if len(long) != MaxPacket {
+	long := wire.Response{Text: strings.Repeat("a", 2*wire.MaxPacket)}.AppendTo(nil)
+	if len(long) != wire.MaxPacket {
 		t.Errorf("a long response has %d bytes", len(long))
 	}
 }
 
 func TestAnotherVersionIsRefusedByName(t *testing.T) {
-	b, _ := Request{Op: OpSocket}.AppendTo(nil)
-	b[0] = Version + 1
-	if _, err := ParseRequest(b); err == nil || !strings.Contains(err.Error(), "version") {
+	b, _ := wire.Request{Op: wire.OpSocket}.AppendTo(nil)
+	b[0] = wire.Version + 1
+	if _, err := wire.ParseRequest(b); err == nil || !strings.Contains(err.Error(), "version") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func FuzzParseRequest(f *testing.F) {
-	b, _ := Request{Op: OpSocket, Seq: 1, PID: 2, ID: "a", Cgroup: "/b"}.AppendTo(nil)
+	b, _ := wire.Request{Op: wire.OpSocket, Seq: 1, PID: 2, ID: "a", Cgroup: "/b"}.AppendTo(nil)
 	f.Add(b)
-	f.Add([]byte{Version})
+	f.Add([]byte{wire.Version})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := ParseRequest(b)
+		r, err := wire.ParseRequest(b)
 		if err != nil {
 			return
 		}
