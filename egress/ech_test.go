@@ -161,7 +161,7 @@ func TestHiddenNamesReachNoServer(t *testing.T) {
 	if err := b.hidden("pass2.tcp.test:443", "public.tcp.test", "hidden.tcp.test"); err == nil {
 		t.Error("another public name: TLS was made")
 	}
-	if e := b.entry("pass2.tcp.test", nil); e.Verdict != audit.Deny || !strings.Contains(e.Reason, `for "public.tcp.test", another host`) {
+	if e := b.entry("pass2.tcp.test", nil); e.Verdict != audit.Deny || !strings.Contains(e.Reason, `for "public.tcp.test", not for the host`) {
 		t.Errorf("the audit log says %+v", e)
 	}
 	b.close() // all connections have ended

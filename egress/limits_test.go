@@ -40,7 +40,7 @@ func TestAbandonedDialsAreBounded(t *testing.T) {
 	<-left
 	b.want(b.get("https://a.tcp.test/"), 503, `"code":"egress_limit_exceeded"`)
 	b.entry("a.tcp.test", func(e audit.Entry) bool {
-		return e.Verdict == audit.Deny && e.Status == 503 && strings.Contains(e.Reason, "being made")
+		return e.Verdict == audit.Deny && e.Status == 503 && strings.Contains(e.Reason, "being established")
 	})
 }
 

@@ -170,8 +170,8 @@ func TestDeniedTunnelsGetTheReason(t *testing.T) {
 	}{
 		"a.tcp.test:7":         {403, "not that one"},
 		"a.tcp.test:443":       {403, "not that one"},
-		"127.0.0.1:22":         {403, "no name led to this address"},
-		"[::ffff:10.0.0.1]:22": {403, "no name led to this address"},
+		"127.0.0.1:22":         {403, "the address was not looked up by a name"},
+		"[::ffff:10.0.0.1]:22": {403, "the address was not looked up by a name"},
 	} {
 		_, from, res := a.connect(to)
 		body, err := io.ReadAll(io.LimitReader(from, res.ContentLength))

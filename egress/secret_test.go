@@ -109,7 +109,7 @@ func TestPoliciesOfOwnersCannotMoveTheOperatorsSecrets(t *testing.T) {
 	r.bearerOfTheNode("a.web.test", nodes)
 	b.push("publishing", publishing())
 	b.rules(through("a.web.test", "publishing", ""))
-	b.want(b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("x"))), 403, "puts a secret of another owner where that did not put it")
+	b.want(b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("x"))), 403, "moved a secret of another owner")
 	if b.servers.count() != 0 {
 		t.Errorf("the server got %q", b.servers.last(t).body)
 	}

@@ -57,7 +57,7 @@ func (s *Settings) Validate() error {
 	case s.Default != rule.AllowPublic && s.Default != rule.DenyAll:
 		return fmt.Errorf("egress: default is %q; write %s or %s", s.Default, rule.AllowPublic, rule.DenyAll)
 	case s.MaxConnections < 1 || s.MaxSandboxConnections < 1:
-		return errors.New("egress: the limits of connections are whole numbers from 1")
+		return errors.New("egress: limits of connections must be at least 1")
 	case s.PolicyMemory < 1<<20 || s.PolicyMemory > 1<<30:
 		return fmt.Errorf("egress: policy_memory_limit is %d bytes; write 1MiB to 1GiB", s.PolicyMemory)
 	case s.PolicyTime < time.Millisecond || s.PolicyTime > time.Minute:
@@ -71,7 +71,7 @@ func (s *Settings) Validate() error {
 }
 
 // errNoCertificate means that an upstream_ca file contains no certificate.
-var errNoCertificate = errors.New("egress: upstream_ca: there is no certificate in PEM in it")
+var errNoCertificate = errors.New("egress: upstream_ca contains no PEM certificate")
 
 // rootsWith returns the system's certificates and the ones in pem. It returns nil, which
 // means the system's, if pem is empty.

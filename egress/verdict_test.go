@@ -267,7 +267,7 @@ func TestOtherProtocolsAreResetWhereRulesInspect(t *testing.T) {
 	want("look.tcp.test", "neither HTTP nor TLS", "sandbox/look")
 	b.fails("203.0.113.9:443", "")
 	e := b.entry("", func(e audit.Entry) bool { return e.Address == netip.MustParseAddr("203.0.113.9") })
-	if e.Verdict != audit.Deny || e.Rule != "default" || !strings.Contains(e.Reason, "no name led to this address") {
+	if e.Verdict != audit.Deny || e.Rule != "default" || !strings.Contains(e.Reason, "the address was not looked up by a name") {
 		t.Errorf("the audit log says %+v", e)
 	}
 	b.fails("198.18.0.1:22", "")
@@ -329,7 +329,9 @@ func TestServerNamesMustMatchTheResolvedName(t *testing.T) {
 	for _, host := range []string{"pass.web.test:443", "look.web.test:443"} {
 		other(host, "")
 		name, _, _ := net.SplitHostPort(host)
-		b.entry(name, func(e audit.Entry) bool { return e.Verdict == audit.Deny && strings.Contains(e.Reason, "no SNI") })
+		b.entry(name, func(e audit.Entry) bool {
+			return e.Verdict == audit.Deny && strings.Contains(e.Reason, "no server name (SNI)")
+		})
 	}
 	for _, url := range []string{"https://look.web.test/", "http://pass.plain.test/"} {
 		r := newRequest(t, "GET", url, nil)
@@ -508,7 +510,7 @@ func TestRulesApplyToRequestsThatPoliciesChanged(t *testing.T) {
 	for policy, want := range map[string][]string{
 		"harmless": nil,
 		"admin":    {`"detail":"as its policies changed it, not for sandboxes"`, `"host":"a.web.test","rule":"node/admin"`},
-		"watched":  {"its policies changed it into one to which other rules apply"},
+		"watched":  {"its policies changed it so that other rules apply"},
 	} {
 		before := b.servers.count()
 		b.rules(through("a.web.test", policy, "none"))

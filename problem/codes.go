@@ -258,7 +258,7 @@ var (
 	ServerDisconnected = define(groupPreviews, Preview, "server_disconnected", http.StatusBadGateway, "Server disconnected",
 		"The server in the sandbox closed the connection before its response was complete.")
 	ServerResponseInvalid = define(groupPreviews, Preview, "server_response_invalid", http.StatusBadGateway, "Invalid response from the server",
-		"The server in the sandbox sent a status below 100, or switched to a protocol that the request did not ask for.")
+		"The server in the sandbox sent a status below 100, or switched to a protocol that was not requested.")
 	ServerProtocolMismatch = define(groupPreviews, Preview, "server_protocol_mismatch", http.StatusBadGateway, "Server requires HTTP/2",
 		"The server in the sandbox supports HTTP/2 only, and the port has protocol `http1`, or the request could not be sent again. Expose the port with protocol `h2c`; with `auto`, try again.")
 	RequestLimitExceeded = define(groupPreviews, Preview, "request_limit_exceeded", http.StatusServiceUnavailable, "Too many requests in progress",

@@ -22,7 +22,7 @@ import (
 var buildVersion = "devel"
 
 const usage = `usage: doze-guest                 serve; the first process of a sandbox
-       doze-guest hold DURATION   keep this sandbox awake for so long, such as 10m; 0 ends it
+       doze-guest hold DURATION   keep this sandbox awake for a time such as 10m; 0 ends the hold
        doze-guest version
 `
 

@@ -29,14 +29,14 @@ func (a *app) doctorCommand() *cobra.Command {
 		Use:   "doctor",
 		Short: "Check whether a node can run on this machine",
 		Long: `Check whether a node can run on this machine as this user, and print a remedy for
-each problem. Exits with 1 if a sandbox could not run. Root checks for
-the node that runs with $DOZE_HOME, as its user and in its environment.
+each problem. It exits with 1 if a sandbox could not run. Run by root, it checks for the
+running node of $DOZE_HOME, as its user and in its environment.
 
-With --store [PATH] it reads all that the node keeps, by default in $DOZE_HOME/store,
-checks every checksum and changes nothing; the node must not run. With --reset it moves
-that folder aside and makes an empty one: the node then starts, keeps every sandbox in
-quarantine, and doze adopt brings each back with its files, ports and declared
-processes. Rules, secrets and policies are lost.`,
+With --store [PATH] it reads the node's store, by default $DOZE_HOME/store, verifies all
+checksums and changes nothing; the node must not run. With --reset it moves that folder
+aside and creates an empty one: the node then starts with every sandbox in quarantine,
+and doze adopt restores each with its files, ports and declared processes. Rules,
+secrets and policies are lost.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if checkStore {
 				return cobra.MaximumNArgs(1)(cmd, args)
@@ -48,7 +48,7 @@ processes. Rules, secrets and policies are lost.`,
 				return a.checkStore(args, reset, asJSON)
 			}
 			if reset {
-				return usage.Errorf("--reset is for --store; use doze doctor --store [PATH] --reset")
+				return usage.Errorf("--reset requires --store; use doze doctor --store [PATH] --reset")
 			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
@@ -74,7 +74,7 @@ processes. Rules, secrets and policies are lost.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&checkStore, "store", false, "check the node's store instead")
-	cmd.Flags().BoolVar(&reset, "reset", false, "move the store aside and make an empty one")
+	cmd.Flags().BoolVar(&reset, "reset", false, "move the store aside and create an empty one")
 	return cmd
 }
 
@@ -105,9 +105,9 @@ func (a *app) checkStore(args []string, reset, asJSON bool) error {
 		}
 	}
 	if err := store.InUse(dir); err != nil {
-		return fmt.Errorf("%w; end the node first", err)
+		return fmt.Errorf("%w; stop the node first", err)
 	}
-	finding := doctor.Finding{Name: "store", OK: true, Level: doctor.LevelInfo, Detail: "all of " + dir + " is as a node left it"}
+	finding := doctor.Finding{Name: "store", OK: true, Level: doctor.LevelInfo, Detail: dir + " is intact"}
 	if reset {
 		if err := checkOwner(os.Geteuid(), filepath.Dir(dir)); err != nil {
 			return err
@@ -124,7 +124,7 @@ func (a *app) checkStore(args []string, reset, asJSON bool) error {
 		if err != nil {
 			return err
 		}
-		finding.Detail = dir + " is empty now; what was in it is in " + aside
+		finding.Detail = dir + " is empty now; its previous content is in " + aside
 		return a.report([]doctor.Finding{finding}, asJSON)
 	}
 	err = store.Verify(dir)
@@ -168,7 +168,7 @@ func (a *app) quarantineFindings(ctx context.Context, local home.Access) []docto
 		findings = append(findings, doctor.Finding{
 			Name: "data", Level: doctor.LevelWarning,
 			Detail: "the node started on data that is older than its containers: an older copy was restored, or the newest changes were lost",
-			Remedy: "adopt or remove the containers in quarantine, and check rules, secrets and ports",
+			Remedy: "adopt or remove the quarantined containers, and check rules, secrets and ports",
 		})
 	}
 	for _, q := range info.Quarantined {

@@ -45,7 +45,7 @@ func (a *app) runCommand() *cobra.Command {
 func (a *app) caddyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:                "caddy COMMAND",
-		Short:              "Any command of Caddy",
+		Short:              "Run a command of Caddy",
 		DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return a.handOver(args)

@@ -13,12 +13,12 @@ func (a *app) reloadCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Give a running node its changed Caddyfile; sandboxes and previews go on",
-		Long: `Give a running node its changed Caddyfile; sandboxes and previews go on.
+		Short: "Load a changed Caddyfile into the running node; sandboxes and previews go on",
+		Long: `Load a changed Caddyfile into the running node; sandboxes and previews go on.
 
 The node replaces variables such as {$DOZE_HTTPS_PORT} from the environment that it was
-started with, not from this shell's. If the node refuses the configuration, it keeps the
-present one.`,
+started with, not from this shell's. If the node rejects the configuration, it keeps its
+current one.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			text, err := f.read(a)
@@ -40,13 +40,13 @@ present one.`,
 				header.Set("Cache-Control", "must-revalidate")
 			}
 			if _, err := node.request(cmd.Context(), http.MethodPost, "/load", header, config); err != nil {
-				return fmt.Errorf("the node refuses the configuration and goes on with the one before: %w", err)
+				return fmt.Errorf("the node rejected the configuration and keeps its current one: %w", err)
 			}
 			return nil
 		},
 	}
 	f.add(cmd.Flags())
-	cmd.Flags().StringVar(&address, "address", "", "the node's admin endpoint (default: as the configuration says)")
+	cmd.Flags().StringVar(&address, "address", "", "the node's admin endpoint (default: the one in the configuration)")
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "load the configuration even if it has not changed")
 	return cmd
 }

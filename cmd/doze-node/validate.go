@@ -21,10 +21,11 @@ func (a *app) validateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate",
 		Short: "Check a Caddyfile",
-		Long: `Check a Caddyfile: all that a reload checks, without a change to the node or to any file.
+		Long: `Check a Caddyfile: everything that a reload checks, without changing the node or any file.
 
-If the node runs, its environment replaces variables such as {$DOZE_HTTPS_PORT}, and the
-policies that were pushed to it are known. Otherwise this shell's environment does.`,
+If the node runs, variables such as {$DOZE_HTTPS_PORT} are replaced from its environment,
+and the policies that were pushed to it are known. Otherwise variables are replaced from
+this shell's environment.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := interruptible(cmd.Context())
@@ -41,7 +42,7 @@ policies that were pushed to it are known. Otherwise this shell's environment do
 		},
 	}
 	f.add(cmd.Flags())
-	cmd.Flags().StringVar(&address, "address", "", "the node's admin endpoint (default: as the configuration says)")
+	cmd.Flags().StringVar(&address, "address", "", "the node's admin endpoint (default: the one in the configuration)")
 	return cmd
 }
 

@@ -76,7 +76,7 @@ func TestForceIsOfferedWhenASandboxIsBusy(t *testing.T) {
 	}
 	defer lease.Release()
 	for _, step := range []struct{ command, state string }{{"sleep", "asleep"}, {"stop", "stopped"}} {
-		r.refused("or with force=true\n  --force ", step.command, "shop")
+		r.refused("or with force=true\n  use --force: ", step.command, "shop")
 		if out, want := r.ok(step.command, "--force", "shop"), "shop  "+step.state+"\n"; out != want {
 			t.Errorf("%s --force printed %q, want %q", step.command, out, want)
 		}
@@ -176,7 +176,7 @@ func TestExecTimeout(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
 	got := r.doze("exec", "a", "--timeout", "200ms", "--", "sleep", "1000")
-	if got.code != 137 || !strings.Contains(got.err, "time-out") {
+	if got.code != 137 || !strings.Contains(got.err, "exceeded its timeout") {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -211,7 +211,7 @@ func TestExecRefusals(t *testing.T) {
 		"SANDBOX is missing":      {"exec"},
 		"give one of them":        {"exec", "a", "-c", "true", "--", "true"},
 		"add -d":                  {"exec", "--name", "x", "a", "true"},
-		"has no --timeout":        {"exec", "-d", "--timeout", "1s", "a", "true"},
+		"--timeout is not for":    {"exec", "-d", "--timeout", "1s", "a", "true"},
 		"the variable is not set": {"exec", "-e", "NO_SUCH_VARIABLE_HERE", "a", "true"},
 		"write --env KEY=VALUE":   {"exec", "-e", "=x", "a", "true"},
 		"sandbox_not_found: ":     {"exec", "missing", "true"},
@@ -221,7 +221,7 @@ func TestExecRefusals(t *testing.T) {
 		refused(exitExecFailed, words, args...)
 	}
 	for _, flag := range []string{"-it", "-i", "-t", "-ti", "--interactive", "--tty"} {
-		refused(exitExecFailed, "leave -i and -t out", "exec", flag, "a", "bash")
+		refused(exitExecFailed, "omit -i and -t", "exec", flag, "a", "bash")
 	}
 	for _, detach := range [][]string{nil, {"-d"}} {
 		exec := append([]string{"exec", "a"}, detach...)
@@ -492,8 +492,8 @@ func TestPreviews(t *testing.T) {
 	r.refused("port 9 of a", "open", "a", "9")
 	r.misused("use 1 to 65535", "expose", "a", "70000")
 	r.refused("access", "expose", "a", "80", "--access", "secret")
-	r.misused("--access is for nothing", "expose", "a", "3000", "--remove", "--access", "public")
-	r.misused("--wait-timeout is for nothing", "expose", "a", "3000", "--remove", "--wait-timeout", "1s")
+	r.misused("--remove and --access exclude", "expose", "a", "3000", "--remove", "--access", "public")
+	r.misused("--remove and --wait-timeout exclude", "expose", "a", "3000", "--remove", "--wait-timeout", "1s")
 	if out := r.ok("expose", "a", "3000", "--remove"); out != "3000  closed\n" {
 		t.Errorf("expose --remove printed %q", out)
 	}
@@ -625,7 +625,7 @@ func TestEnv(t *testing.T) {
 	print := `printf '%s|%s|%s|%s' "$DOZE_API" "$DOZE_TOKEN" "$DOZE_CA" "$NODE_EXTRA_CA_CERTS"`
 	// Without a CA, nothing else can be said.
 	got := r.doze("env")
-	if got.code != 0 || !strings.Contains(got.err, "SSL_CERT_FILE, CURL_CA_BUNDLE and REQUESTS_CA_BUNDLE are left out") {
+	if got.code != 0 || !strings.Contains(got.err, "SSL_CERT_FILE, CURL_CA_BUNDLE and REQUESTS_CA_BUNDLE are omitted") {
 		t.Errorf("got %+v", got)
 	}
 	if out, err := exec.Command("sh", "-c", got.out+print).Output(); err != nil || string(out) != want {
@@ -949,7 +949,7 @@ func TestLogsReportGaps(t *testing.T) {
 		io.WriteString(w, "event: stdout\ndata: {\"data\":\"x\"}\n\nevent: dropped\ndata: {\"bytes\":2048}\n\n")
 	})
 	got := r.doze("logs", "-f", "a", "1")
-	if got.code != exitFailed || got.out != "x" || !strings.Contains(got.err, "2.0 KiB of output are left out") || !strings.Contains(got.err, "ended before the process") {
+	if got.code != exitFailed || got.out != "x" || !strings.Contains(got.err, "2.0 KiB of output were overwritten") || !strings.Contains(got.err, "ended before the process") {
 		t.Errorf("got %+v", got)
 	}
 	if got := r.doze("logs", "-f", "--json", "a", "1"); !strings.Contains(got.out, `{"dropped":{"bytes":2048}}`) {

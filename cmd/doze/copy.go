@@ -27,13 +27,13 @@ func (a *app) copyCommand() *cobra.Command {
 		Long: `Copy files and folders into a sandbox or out of it. One of SOURCE and TARGET is
 SANDBOX:PATH.
 
-A folder becomes TARGET, or goes into TARGET if that is a folder already; with /.
-after its name only what is in it goes there. - is a tar stream from standard
-input or to standard output. A local name with a colon needs ./ before it. A relative
-path in a sandbox begins at its working directory, as for doze exec.
+A folder is copied as TARGET, or into TARGET if that is an existing folder. With /.
+after its name, only its contents are copied. - is a tar stream: SOURCE on standard
+input, or TARGET on standard output. A local name with a colon needs ./ before it. A
+relative path in a sandbox starts at its working directory, as for doze exec.
 
-Links that lead out of the folder, devices and sockets are left out, with a word
-about each.`,
+Symbolic links that lead out of the folder, devices and sockets are skipped with a
+warning.`,
 		Example: `  doze cp ./site shop:/workspace
   doze cp ./site/. shop:/workspace
   doze cp shop:/workspace/dist ./
@@ -44,7 +44,7 @@ about each.`,
 			from, to := parseLocation(args[0]), parseLocation(args[1])
 			c := &copying{app: a, node: node, progress: newProgress(a.err)}
 			if from.local() == to.local() {
-				return usage.Errorf("one of the two must be in a sandbox, like shop:/workspace, and the other here")
+				return usage.Errorf("exactly one of SOURCE and TARGET must be in a sandbox, like shop:/workspace")
 			}
 			for _, p := range []*location{&from, &to} {
 				if err := c.absolute(ctx, p); err != nil {
@@ -57,7 +57,7 @@ about each.`,
 			case to.path == "-" && to.local() && isTerminal(a.out):
 				return fmt.Errorf("- is a tar stream, and standard output is a terminal; redirect it, like this: doze cp %s - > FILE.tar", args[0])
 			case to.path == "-" && to.local() && a.json:
-				return usage.Errorf("standard output cannot have both a tar stream and --json; leave one of them away")
+				return usage.Errorf("standard output cannot have both a tar stream and JSON; omit --json")
 			case from.local():
 				err = c.upload(ctx, from.path, to)
 			default:
@@ -144,13 +144,13 @@ func (c *copying) upload(ctx context.Context, source string, to location) error 
 	}
 	switch {
 	case info.IsDir() && there == client.KindFile:
-		return fmt.Errorf("%s:%s is a file, which a folder cannot replace", to.sandbox, to.path)
+		return fmt.Errorf("%s:%s is a file; a folder cannot replace it", to.sandbox, to.path)
 	case info.IsDir():
 		return c.uploadFolder(ctx, source, location{to.sandbox, target})
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is neither a file nor a folder", source)
 	case there == client.KindNone && strings.HasSuffix(to.path, "/"):
-		return fmt.Errorf("there is no folder %s:%s; leave the last / away to make a file of that name", to.sandbox, to.path)
+		return fmt.Errorf("folder %s:%s does not exist; omit the trailing / to create a file of that name", to.sandbox, to.path)
 	}
 	return c.uploadFile(ctx, source, info.Mode().Perm(), location{to.sandbox, target})
 }
@@ -203,7 +203,7 @@ func (c *copying) download(ctx context.Context, from location, target string) er
 		return err
 	}
 	if kind == client.KindNone {
-		return fmt.Errorf("there is no %s:%s", from.sandbox, from.path)
+		return fmt.Errorf("%s:%s does not exist", from.sandbox, from.path)
 	}
 	info, err := os.Stat(target)
 	switch {
@@ -214,11 +214,11 @@ func (c *copying) download(ctx context.Context, from location, target string) er
 		}
 		target = filepath.Join(target, base)
 	case err == nil && !info.IsDir() && kind == client.KindDirectory:
-		return fmt.Errorf("%s is a file, which a folder cannot replace", target)
+		return fmt.Errorf("%s is a file; a folder cannot replace it", target)
 	case err != nil && !os.IsNotExist(err):
 		return err
 	case err != nil && kind == client.KindFile && strings.HasSuffix(target, "/"):
-		return fmt.Errorf("there is no folder %s; leave the last / away to make a file of that name", target)
+		return fmt.Errorf("folder %s does not exist; omit the trailing / to create a file of that name", target)
 	}
 	tar, err := c.node.GetArchive(ctx, from.sandbox, source)
 	if err != nil {
@@ -264,7 +264,7 @@ func (c *copying) content(r io.Reader) io.Reader {
 // skipped reports that something was not copied.
 func (c *copying) skipped(name, reason string) {
 	c.progress.wipe()
-	fmt.Fprintf(c.app.err, "doze: left out %s: it %s\n", clean(name), clean(reason))
+	fmt.Fprintf(c.app.err, "doze: skipped %s: it %s\n", clean(name), clean(reason))
 }
 
 func (c *copying) report() error {

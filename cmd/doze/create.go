@@ -24,9 +24,9 @@ func (a *app) createCommand() *cobra.Command {
 	var wait bool
 	cmd := &cobra.Command{
 		Use:   "create [NAME]",
-		Short: "Create a sandbox, or find it by name",
-		Long: `Create a sandbox and wait until it runs. An existing sandbox of that name is used
-unchanged. Without a name the node generates one.`,
+		Short: "Create a sandbox, or use the one of that name",
+		Long: `Create a sandbox and wait until it runs. If a sandbox of that name exists, it is
+used unchanged. Without a name the node generates one.`,
 		Example: "  doze create shop\n  doze create shop --image node --size standard --env NODE_ENV=development --sleep-after 5m",
 		Args:    wants(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -46,10 +46,10 @@ unchanged. Without a name the node generates one.`,
 	f := cmd.Flags()
 	f.StringVar(&req.Image, "image", "", "short name of one of the node's images, or a reference that it allows")
 	f.StringVar(&req.Size, "size", "", "lite, basic, standard or another of the node's sizes")
-	f.StringArrayVarP(&env, "env", "e", nil, "KEY=VALUE for all that runs in it, or KEY for this shell's value; may be repeated")
-	f.StringArrayVarP(&labels, "label", "l", nil, "KEY=VALUE to find it by; may be repeated")
-	f.Var(optionalDuration{&req.SleepAfter}, "sleep-after", "idle for so long, it sleeps; 0s for never")
-	f.Var(optionalDuration{&req.StopAfter}, "stop-after", "asleep for so long, it is stopped; 0s for never")
+	f.StringArrayVarP(&env, "env", "e", nil, "environment variable KEY=VALUE, or KEY with its value in this shell; may be repeated")
+	f.StringArrayVarP(&labels, "label", "l", nil, "label KEY=VALUE; may be repeated")
+	f.Var(optionalDuration{&req.SleepAfter}, "sleep-after", "time without use after which it falls asleep; 0s for never")
+	f.Var(optionalDuration{&req.StopAfter}, "stop-after", "time asleep after which it is stopped; 0s for never")
 	f.Var(optionalDuration{&req.TTL}, "ttl", "time after which it is destroyed with its files, in use or not; 0s for never")
 	f.BoolVar(&wait, "wait", true, "wait until it runs")
 	cmd.RegisterFlagCompletionFunc("image", a.complete(func(ctx context.Context, api *client.Client, _ []string) []string {

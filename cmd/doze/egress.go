@@ -33,11 +33,11 @@ func (a *app) flowsCommand() *cobra.Command {
 	tail := 0
 	cmd := &cobra.Command{
 		Use:   "flows SANDBOX|--proxy",
-		Short: "Print what a sandbox sent, and what became of it",
-		Long: `Print what a sandbox sent, and what became of it, oldest first. The latest 1,000 are
-kept. This does not wake it.
+		Short: "Print the flows of a sandbox and their verdicts",
+		Long: `Print the flows of a sandbox with their verdicts, oldest first. The node stores the
+latest 1,000. This never wakes the sandbox.
 
-With --proxy it is what your programs outside of sandboxes sent through the node's proxy.`,
+With --proxy, print the flows of programs outside of sandboxes through the node's proxy.`,
 		Example:           "  doze egress flows shop -f --verdict deny\n  doze egress flows --proxy",
 		Args:              of.wants(0),
 		ValidArgsFunction: of.complete(a),
@@ -100,8 +100,8 @@ func (a *app) explainCommand() *cobra.Command {
 		Long: `Explain how the rules apply to a request of a sandbox. Nothing is sent, no name is
 resolved and no policy runs. For a connection without HTTP the URL is tcp://HOST:PORT.
 
-With --proxy it is a request of one of your programs outside of sandboxes, through the
-node's proxy.`,
+With --proxy, explain a request of a program outside of sandboxes through the node's
+proxy.`,
 		Example:           "  doze egress explain shop GET https://api.github.com/user\n  doze egress explain shop CONNECT tcp://db.example.com:5432\n  doze egress explain --proxy GET https://api.github.com/user",
 		Args:              of.wants(2),
 		ValidArgsFunction: of.complete(a),
@@ -123,13 +123,13 @@ node's proxy.`,
 		}),
 	}
 	of.flag(cmd)
-	cmd.Flags().StringArrayVarP(&headers, "header", "H", nil, "a header of the request, as 'NAME: VALUE'; may be repeated")
+	cmd.Flags().StringArrayVarP(&headers, "header", "H", nil, "header of the request, as 'NAME: VALUE'; may be repeated")
 	return cmd
 }
 
 // stages are where a request is decided on, in words.
 var stages = map[types.Stage]string{
-	"dns":        "when its name is asked for",
+	"dns":        "when its name is looked up",
 	"connection": "when it connects",
 	"request":    "when it is sent, intercepted",
 }
@@ -167,7 +167,7 @@ func (a *app) printExplanation(e types.Explanation) error {
 func (a *app) authorityCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "ca",
-		Short: "Print the certificates of the node's own authority",
+		Short: "Print the certificates of the node's certificate authority",
 		Long: `Print the certificates of the node's certificate authority, in PEM. Sandboxes trust them
 already; programs with a trust store of their own need them.`,
 		Args: wants(0, 0),
@@ -177,7 +177,7 @@ already; programs with a trust store of their own need them.`,
 				return err
 			}
 			if len(pem) == 0 {
-				return errors.New("the node has no authority of its own")
+				return errors.New("the node has no certificate authority of its own")
 			}
 			if a.json {
 				return a.printJSON(map[string]string{"pem": string(pem)})

@@ -79,7 +79,7 @@ func TestSecretsInArgumentsAreRefused(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	r.misused("--host api.github.com", "secret", "set", "github")
-	r.refused("there is no value", "secret", "set", "github", "--host", "a.example")
+	r.refused("no value;", "secret", "set", "github", "--host", "a.example")
 	r.refused("no such file", "secret", "set", "github", "--host", "a.example", "--from-file", filepath.Join(t.TempDir(), "missing"))
 	for _, c := range []struct{ stdin, words string }{
 		{"canary", "at least 8"}, {strings.Repeat("canary", 20_000), "at most 65536"},
@@ -140,13 +140,13 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 	if out := r.ok("egress", "presets", "preset:anthropic", "--json"); !strings.Contains(out, `"api.anthropic.com"`) {
 		t.Errorf("the preset is %q", out)
 	}
-	r.refused("there is no preset", "egress", "presets", "nmp")
+	r.refused("does not exist", "egress", "presets", "nmp")
 	if out := r.ok("egress", "rules", "--node"); !strings.Contains(out, "no-metadata") || !strings.HasSuffix(out, "default: allow_public\n") {
 		t.Errorf("got %q", out)
 	}
 }
 
-func TestRulesThatCannotWorkAreRefusedWithTheirPlace(t *testing.T) {
+func TestInvalidRulesAreRefusedWithPositions(t *testing.T) {
 	r := newRig(t)
 	got := r.dozeWith(`{"rules":[{"name":"a","hosts":["https://a.example"],"policies":[{"name":"A"}]}]}`, "egress", "rules", "--set", "-")
 	for _, words := range []string{"rule 1 (a)", "rules_invalid: ", "body.rules[0].hosts[0]: ", "body.rules[0].policies[0].name: "} {
@@ -155,8 +155,8 @@ func TestRulesThatCannotWorkAreRefusedWithTheirPlace(t *testing.T) {
 		}
 	}
 	for text, words := range map[string]string{
-		"": "empty; write", " ": "empty; write", "[": "line 1, column 2: the JSON value does not end", "{": "write a list",
-		"[\n  {\"name\": \"a\" \"action\": \"deny\"}\n]": "-: line 2, column 16: invalid JSON", "\n{\"rules\": [],\n]": "line 3, column 1: invalid JSON", "{\"rules\":[]} []": "line 1, column 14: there is more", `{"rule":[]}`: "unknown field", "{}": "no rules", `"x"`: "write a list", "[1]": "request_invalid: ",
+		"": "empty; write", " ": "empty; write", "[": "line 1, column 2: the JSON value is incomplete", "{": "write a list",
+		"[\n  {\"name\": \"a\" \"action\": \"deny\"}\n]": "-: line 2, column 16: invalid JSON", "\n{\"rules\": [],\n]": "line 3, column 1: invalid JSON", "{\"rules\":[]} []": "line 1, column 14: unexpected text", `{"rule":[]}`: "unknown field", "{}": "no rules", `"x"`: "write a list", "[1]": "request_invalid: ",
 	} {
 		if got := r.dozeWith(text, "egress", "rules", "--set", "-"); got.code != exitFailed || !strings.Contains(got.err, words) {
 			t.Errorf("%q: got %+v, want %q", text, got, words)

@@ -42,7 +42,7 @@ func (a *app) access() (home.Access, error) {
 		}
 	}
 	if acc.Token == "" {
-		return home.Access{}, fmt.Errorf("there is no token: set DOZE_TOKEN, or DOZE_HOME to the folder of the node on this machine (%s has none that can be read)", local.Home)
+		return home.Access{}, fmt.Errorf("no token: set DOZE_TOKEN, or DOZE_HOME to the folder of the node on this machine (%s has no readable one)", local.Home)
 	}
 	return acc, nil
 }
@@ -93,14 +93,14 @@ func (a *app) forEach(do func(ctx context.Context, node *client.Client, name str
 func (a *app) envCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "env",
-		Short: "Print the variables that lead to the node on this machine",
-		Long: `Print the variables that lead to the node on this machine, for a shell:
+		Short: "Print shell variables for the node on this machine",
+		Long: `Print shell variables for the node on this machine:
 
   eval "$(doze env)"
 
 DOZE_API, DOZE_TOKEN and DOZE_CA are for doze and for programs that use the API. With the
 others, curl, Python (urllib, requests, httpx), Node.js, Go and programs with OpenSSL trust
-the node's certificates in addition to the ones that they trust already: SSL_CERT_FILE, CURL_CA_BUNDLE
+the node's certificates in addition to those that they already trust: SSL_CERT_FILE, CURL_CA_BUNDLE
 and REQUESTS_CA_BUNDLE name a file with both, which this command writes into your cache
 folder, and NODE_EXTRA_CA_CERTS the node's CA alone.
 
@@ -117,7 +117,7 @@ DOZE_HOME and DOZE_HTTPS_PORT select the node.`,
 			variables := [][2]string{{"DOZE_API", acc.URL}, {"DOZE_TOKEN", acc.Token}, {"DOZE_CA", acc.CA}, {"NODE_EXTRA_CA_CERTS", acc.CA}}
 			bundle, err := a.trustBundle(acc.CA)
 			if err != nil {
-				fmt.Fprintf(a.err, "doze: SSL_CERT_FILE, CURL_CA_BUNDLE and REQUESTS_CA_BUNDLE are left out: %s\n", clean(err.Error()))
+				fmt.Fprintf(a.err, "doze: SSL_CERT_FILE, CURL_CA_BUNDLE and REQUESTS_CA_BUNDLE are omitted: %s\n", clean(err.Error()))
 			} else {
 				for _, name := range bundleVariables {
 					variables = append(variables, [2]string{name, bundle})

@@ -17,9 +17,9 @@ func (a *app) eventsCommand() *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "events [SANDBOX]",
-		Short: "Print what happened to a sandbox, or to all",
-		Long: `Print what happened to a sandbox, oldest first, or without a name to all sandboxes:
-the newest 4,096 events since the node started. This wakes none of them.`,
+		Short: "Print the events of a sandbox, or of all sandboxes",
+		Long: `Print the events of a sandbox, oldest first. Without a name, print the latest 4,096
+events of all sandboxes since the node started. This never wakes a sandbox.`,
 		Example:           "  doze events -f\n  doze events shop",
 		Args:              wants(0, 1),
 		ValidArgsFunction: a.complete(oneSandbox),
@@ -41,7 +41,7 @@ the newest 4,096 events since the node started. This wakes none of them.`,
 				})
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the sandbox is destroyed")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new events until the sandbox is destroyed")
 	return cmd
 }
 

@@ -32,21 +32,20 @@ func (a *app) execCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   execName + " SANDBOX [-- COMMAND [ARG...] | -c SCRIPT]",
 		Short: "Run a command in a sandbox",
-		Long: `Run a command in a sandbox, waking it if it sleeps. Its output comes as it is
+		Long: `Run a command in a sandbox, waking it if it sleeps. Its output is printed as it is
 written, and doze exits with the command's exit code. Ctrl-C ends the command
 with all its processes.
 
-Several words are run as they are. A single argument with spaces in it, and what
-follows -c, is run by /bin/sh.
+Several arguments are executed as they are. A single argument with spaces, and the
+script of -c, are run by /bin/sh.
 
 The command reads doze's standard input while it runs, as with ssh. In a loop that
-reads its own input (while read), give -n, or the command gets the rest of it. A
-program that needs a terminal does not find one.
+reads standard input itself (while read), use -n, or the command consumes the rest of
+it. The command has no terminal.
 
-With -d the command runs in the background and is kept: doze ps, logs and kill
-are for it.
+With -d the command becomes a background process, for doze ps, logs and kill.
 
-Exit codes of doze's own:
+Exit codes of doze itself:
   125  doze failed: wrong usage, an unknown sandbox, a lost connection
   126  the command cannot be executed
   127  the command was not found
@@ -63,9 +62,9 @@ Exit codes of doze's own:
 	}
 	flags := cmd.Flags()
 	flags.StringVarP(&f.script, "command", "c", "", "script for /bin/sh")
-	flags.StringVarP(&f.Cwd, "cwd", "w", "", "folder to run it in")
-	flags.StringArrayVarP(&f.env, "env", "e", nil, "KEY=VALUE, or KEY for this shell's value; may be repeated")
-	flags.DurationVar(&f.timeout, "timeout", 0, "kill it with all its processes after so long (default never)")
+	flags.StringVarP(&f.Cwd, "cwd", "w", "", "working directory")
+	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable KEY=VALUE, or KEY with its value in this shell; may be repeated")
+	flags.DurationVar(&f.timeout, "timeout", 0, "time after which it is killed with all its processes (default never)")
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run it in the background")
 	flags.StringVar(&f.Name, "name", "", "with -d: name of the process")
 	choiceFlag(cmd, (*string)(&f.Restart), "restart", "with -d: never, always (when it ends, and on a cold wake) or on_wake (on a cold wake)", "never", "always", "on_wake")
@@ -82,13 +81,13 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 		return err
 	}
 	if !f.detach && (f.Name != "" || f.Restart != "") {
-		return usage.Errorf("--name and --restart are for processes in the background; add -d")
+		return usage.Errorf("--name and --restart are for background processes; add -d")
 	}
 	if f.detach && f.timeout != 0 {
-		return usage.Errorf("a process in the background has no --timeout; end it with doze kill %s PROCESS", sandbox)
+		return usage.Errorf("--timeout is not for background processes; end them with doze kill %s PROCESS", sandbox)
 	}
 	if f.timeout < 0 {
-		return usage.Errorf("--timeout %s lies in the past; write it like 30s", f.timeout)
+		return usage.Errorf("--timeout %s is negative; write it like 30s", f.timeout)
 	}
 	node, err := a.node()
 	if err != nil {
@@ -130,7 +129,7 @@ func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox stri
 		}
 	}
 	if exit.TimedOut {
-		fmt.Fprintln(a.err, "doze: the command was killed because it took longer than its time-out")
+		fmt.Fprintln(a.err, "doze: the command was killed because it exceeded its timeout")
 	}
 	if exit.ExitCode < 0 || exit.ExitCode > 255 {
 		return fmt.Errorf("the sandbox reports %d, which is not a valid exit code", exit.ExitCode)
@@ -145,7 +144,7 @@ func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox stri
 func commandOf(script string, words []string) (command string, argv []string, err error) {
 	switch {
 	case script != "" && len(words) > 0:
-		return "", nil, usage.Errorf("there are a script (-c) and a command (%s); give one of them", words[0])
+		return "", nil, usage.Errorf("script (-c) and command (%s) exclude each other; give one of them", words[0])
 	case script == "" && len(words) == 0:
 		return "", nil, usage.Errorf("no command given; write it after --: doze exec SANDBOX -- ls -l")
 	case len(words) == 1 && strings.ContainsAny(words[0], " \t\n"):
@@ -175,7 +174,7 @@ func (a *app) stdin(argv []string) io.Reader {
 	}
 	if len(argv) == 1 {
 		// Probably a shell or an interpreter, which does not prompt without a terminal.
-		fmt.Fprintf(a.err, "doze: %s has no terminal; it reads the lines that you type, Ctrl-D ends them\n", clean(argv[0]))
+		fmt.Fprintf(a.err, "doze: %s has no terminal; it reads the lines that you type until Ctrl-D\n", clean(argv[0]))
 	}
 	return f
 }

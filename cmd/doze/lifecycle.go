@@ -14,7 +14,7 @@ import (
 
 func (a *app) sleepCommand() *cobra.Command {
 	return a.pauseCommand("sleep", "Put sandboxes to sleep", "They keep their memory and use no CPU. The next request wakes them.",
-		"pause requests and commands that are under way until the next wake", (*client.Client).Sleep, (*client.Client).ForceSleep)
+		"also pause requests and commands in progress, until the next wake", (*client.Client).Sleep, (*client.Client).ForceSleep)
 }
 
 func (a *app) wakeCommand() *cobra.Command {
@@ -23,7 +23,7 @@ func (a *app) wakeCommand() *cobra.Command {
 
 func (a *app) stopCommand() *cobra.Command {
 	return a.pauseCommand("stop", "Stop sandboxes", "Their processes end; their files stay. The next use starts them again.",
-		"end requests and commands that are under way", (*client.Client).Stop, (*client.Client).ForceStop)
+		"also end requests and commands in progress", (*client.Client).Stop, (*client.Client).ForceStop)
 }
 
 // mover changes the state of a sandbox.
@@ -71,8 +71,8 @@ func (a *app) printState(sb types.Sandbox, err error) error {
 func (a *app) holdCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "hold SANDBOX DURATION",
-		Short:             "Keep a sandbox from sleeping by itself",
-		Long:              "Keep a sandbox from sleeping by itself for a while. 0s ends a hold.",
+		Short:             "Keep a sandbox from falling asleep by itself",
+		Long:              "Keep a sandbox from falling asleep by itself for a while. 0s ends the hold.",
 		Args:              wants(2, 2),
 		ValidArgsFunction: a.complete(oneSandbox),
 		Example:           "  doze hold shop 30m",
@@ -92,7 +92,7 @@ func (a *app) removeCommand() *cobra.Command {
 		Use:               "rm SANDBOX...",
 		Aliases:           []string{"destroy"},
 		Short:             "Destroy sandboxes with their files",
-		Long:              "Destroy sandboxes with their files. Whatever runs in them is killed. This cannot be undone.",
+		Long:              "Destroy sandboxes with their files. Their processes are killed. This cannot be undone.",
 		Args:              wants(1, -1),
 		ValidArgsFunction: a.complete(sandboxNames),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
@@ -112,8 +112,8 @@ func (a *app) removeCommand() *cobra.Command {
 			return a.printGone(name, "destroyed")
 		}),
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "no error for one that does not exist")
-	cmd.Flags().BoolVar(&quarantined, "quarantined", false, "remove containers in quarantine, by their ids (doze doctor lists them)")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "ignore sandboxes that do not exist")
+	cmd.Flags().BoolVar(&quarantined, "quarantined", false, "remove quarantined containers, by their ids (doze doctor lists them)")
 	return cmd
 }
 
@@ -126,12 +126,12 @@ func (a *app) adoptCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "adopt ID",
-		Short: "Make a container in quarantine a sandbox again",
+		Short: "Make a quarantined container a sandbox again",
 		Long: `Adopt a sandbox from quarantine. It is stopped, and has its files and its last settings,
 ports and declared processes. Its ttl starts again.
 
-A node quarantines a container that it has no record of, for example after an older copy
-of its data was restored; doze doctor lists them. Rules and secrets of the sandbox are
+A node quarantines containers without a record, for example after an older copy of its
+data was restored; doze doctor lists them. Rules and secrets of the sandbox are
 only in the node's data: check them with doze egress rules.`,
 		Args:    wants(1, 1),
 		Example: "  doze adopt k3f9x2m7q1az --name shop",
@@ -139,6 +139,6 @@ only in the node's data: check them with doze egress rules.`,
 			return a.printState(node.Adopt(ctx, args[0], name))
 		}),
 	}
-	cmd.Flags().StringVar(&name, "name", "", "the sandbox's name (default the one that it had last)")
+	cmd.Flags().StringVar(&name, "name", "", "name of the sandbox (default: its last one)")
 	return cmd
 }

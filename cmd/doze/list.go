@@ -22,7 +22,7 @@ func (a *app) listCommand() *cobra.Command {
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "List sandboxes",
-		Long:    "List sandboxes. This wakes none of them.",
+		Long:    "List sandboxes. This never wakes a sandbox.",
 		Example: "  doze ls --state asleep --label team=web\n  doze sleep $(doze ls -q --state running)",
 		Args:    wants(0, 0),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
@@ -36,8 +36,8 @@ func (a *app) listCommand() *cobra.Command {
 			return a.printSandboxes(sandboxes)
 		}),
 	}
-	choiceFlag(cmd, (*string)(&filter.State), "state", "only those in this state: "+strings.Join(states, ", "), states...)
-	cmd.Flags().StringArrayVar(&filter.Labels, "label", nil, "only those with this label, as KEY=VALUE; may be repeated")
+	choiceFlag(cmd, (*string)(&filter.State), "state", "list only sandboxes in this state: "+strings.Join(states, ", "), states...)
+	cmd.Flags().StringArrayVar(&filter.Labels, "label", nil, "list only sandboxes with this label, as KEY=VALUE; may be repeated")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	return cmd
 }
@@ -56,8 +56,8 @@ func (a *app) showCommand() *cobra.Command {
 	shown := false
 	return &cobra.Command{
 		Use:               "show SANDBOX...",
-		Short:             "Show all about sandboxes",
-		Long:              "Show all about sandboxes. This wakes none of them.",
+		Short:             "Show the details of sandboxes",
+		Long:              "Show the details of sandboxes. This never wakes a sandbox.",
 		Args:              wants(1, -1),
 		ValidArgsFunction: a.complete(sandboxNames),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {

@@ -107,9 +107,9 @@ func (a *app) complain(err error) {
 	case distrusted:
 		fmt.Fprintln(a.err, "  DOZE_CA or --ca names the file with the CA of the node's certificate; on the node's machine `doze env` prints it")
 	case problem.Has(err, problem.SandboxBusy):
-		fmt.Fprintln(a.err, "  --force does it all the same: sleep pauses what is under way, stop ends it")
+		fmt.Fprintln(a.err, "  use --force: sleep pauses requests and commands in progress, stop ends them")
 	case unreachable:
-		fmt.Fprintln(a.err, "  is it up? `make up` or `doze run` starts a node, `doze doctor` checks its requirements")
+		fmt.Fprintln(a.err, "  is the node running? `make up` or `doze run` starts one, `doze doctor` checks its requirements")
 	}
 }
 

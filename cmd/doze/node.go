@@ -21,9 +21,9 @@ func (a *app) nodeCommands() []*cobra.Command {
 	var commands []*cobra.Command
 	for _, c := range []struct{ use, short string }{
 		{"run [--config FILE] [FLAGS OF CADDY]", "Run a node in the foreground"},
-		{"reload [--config FILE] [FLAGS OF CADDY]", "Give a running node its changed Caddyfile; sandboxes and previews go on"},
+		{"reload [--config FILE] [FLAGS OF CADDY]", "Load a changed Caddyfile into the running node; sandboxes and previews go on"},
 		{"validate [--config FILE] [FLAGS OF CADDY]", "Check a Caddyfile"},
-		{"caddy COMMAND", "Any command of Caddy"},
+		{"caddy COMMAND", "Run a command of Caddy"},
 		{"doctor", "Check whether a node can run on this machine"},
 	} {
 		commands = append(commands, &cobra.Command{

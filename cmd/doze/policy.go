@@ -23,7 +23,7 @@ func (a *app) policyCommand() *cobra.Command {
 		Short: "Write, test and push policies, which inspect requests of sandboxes",
 		Long: `Write, test and push policies. A policy is a WebAssembly module that inspects each
 request of the rules that name it, and changes it, refuses it or responds to it. The commands
-new, build and test need no node, and dev does without one.`,
+new, build and test need no node, and dev works without one.`,
 		Example: `  doze policy new github --template bearer
   doze policy dev github
   doze policy build github
@@ -32,7 +32,7 @@ new, build and test need no node, and dev does without one.`,
 	}
 	cmd.AddCommand(a.policyNewCommand(), a.policyDevCommand(), a.policyBuildCommand(), a.policyTestCommand(),
 		a.pushPolicyCommand(), a.listPoliciesCommand(), a.policyLogsCommand(),
-		a.forgetCommand("Forget policies that were pushed", "Not while rules name them.", policyNames, (*client.Client).DeletePolicy))
+		a.deleteCommand("Delete policies that were pushed", "This fails while rules use them.", policyNames, (*client.Client).DeletePolicy))
 	return cmd
 }
 
@@ -42,7 +42,8 @@ func (a *app) policyBuildCommand() *cobra.Command {
 		Use:   "build [DIR]",
 		Short: "Compile a policy that is written in Go",
 		Long: `Compile a policy that is written in Go, into DIR/NAME.wasm where NAME is the folder's.
-It runs the Go of this machine. Other languages have compilers of their own.`,
+It uses the Go toolchain of this machine. Modules in other languages are built by their
+own compilers.`,
 		Args: wants(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := filepath.Abs(cmp.Or(append(args, ".")...))
@@ -94,7 +95,7 @@ func buildPolicy(ctx context.Context, dir, output string) (builtPolicy, error) {
 	case ctx.Err() != nil:
 		return builtPolicy{}, ctx.Err()
 	case errors.Is(err, exec.ErrNotFound):
-		return builtPolicy{}, errors.New("there is no go in PATH; policies in Go need Go 1.24 or later (https://go.dev/dl)")
+		return builtPolicy{}, errors.New("go is not in PATH; install Go 1.24 or later (https://go.dev/dl)")
 	case err != nil:
 		return builtPolicy{}, &buildError{dir, string(out), err}
 	}
@@ -112,7 +113,7 @@ type buildError struct {
 }
 
 func (e *buildError) Error() string {
-	return fmt.Sprintf("building %s: %v: %s", e.dir, e.err, strings.TrimSpace(e.output))
+	return fmt.Sprintf("build %s: %v: %s", e.dir, e.err, strings.TrimSpace(e.output))
 }
 
 func (e *buildError) Unwrap() error { return e.err }

@@ -23,11 +23,11 @@ func (a *app) policyDevCommand() *cobra.Command {
 	var noPush, once bool
 	cmd := &cobra.Command{
 		Use:   "dev [DIR]",
-		Short: "Build, test and push a policy each time that it changes",
-		Long: `Build, test and push a policy each time that a file in DIR changes, until Ctrl-C. DIR has a
+		Short: "Build, test and push a policy whenever it changes",
+		Long: `Build, test and push a policy whenever a file in DIR changes, until Ctrl-C. DIR contains a
 policy in Go, as for "doze policy build". The tests are DIR's files tests.json and
 NAME.tests.json, as for "doze policy test". A policy that does not build, or that fails a
-test, is not pushed, and the node goes on with the one that it has.
+test, is not pushed, and the node keeps the previous version.
 
 Hidden files and folders, the module itself and temporary files of editors do not count
 as changes.`,
@@ -43,7 +43,7 @@ as changes.`,
 			if !noPush {
 				d.name = cmp.Or(d.name, filepath.Base(d.dir))
 				if !policyName.MatchString(d.name) {
-					return usage.Errorf("%.80q is not a name for a policy; give one of a-z, 0-9, - and _ with --name", d.name)
+					return usage.Errorf("%.80q is not a valid name of a policy; give one of a-z, 0-9, - and _ with --name", d.name)
 				}
 				if d.node, err = a.node(); err != nil {
 					return fmt.Errorf("%w; --no-push builds and tests without a node", err)
@@ -57,10 +57,10 @@ as changes.`,
 		ValidArgsFunction: completeFolders,
 	}
 	f := cmd.Flags()
-	f.StringVar(&d.name, "name", "", "push it under this name (default: the folder's)")
+	f.StringVar(&d.name, "name", "", "push under this name (default: the folder's)")
 	f.BoolVar(&noPush, "no-push", false, "build and test only, without a node")
-	f.BoolVar(&once, "once", false, "do it once, and exit with 1 if a step failed")
-	f.StringArrayVar(&d.secrets, "secret", nil, "a secret of the tests, NAME=VALUE or NAME=@FILE")
+	f.BoolVar(&once, "once", false, "run once, and exit with 1 if a step failed")
+	f.StringArrayVar(&d.secrets, "secret", nil, "secret of the tests, NAME=VALUE or NAME=@FILE")
 	return cmd
 }
 
@@ -86,7 +86,7 @@ func (d *developer) watch(ctx context.Context) error {
 			return err
 		}
 		if first && ctx.Err() == nil {
-			if err := d.report(devStep{Step: "watch", OK: true, Message: d.dir + "; Ctrl-C ends"}); err != nil {
+			if err := d.report(devStep{Step: "watch", OK: true, Message: d.dir + "; Ctrl-C exits"}); err != nil {
 				return err
 			}
 		}

@@ -16,10 +16,10 @@ func (a *app) policyLogsCommand() *cobra.Command {
 	tail := 0
 	cmd := &cobra.Command{
 		Use:   "logs NAME",
-		Short: "Print what a policy wrote",
-		Long: `Print what a policy wrote, oldest first, each line with the flow and the sandbox in whose
-request it was written. "doze egress flows SANDBOX --json" has the same flows. The latest
-1,000 lines are kept until the node restarts.`,
+		Short: "Print the output of a policy",
+		Long: `Print the output of a policy, oldest first. Each line has the flow and the sandbox of its
+request; "doze egress flows SANDBOX --json" has the same flows. The node stores the
+latest 1,000 lines until it restarts.`,
 		Example:           "  doze policy logs sign -f --level warn",
 		Args:              wants(1, 1),
 		ValidArgsFunction: a.complete(policyNames),
@@ -35,8 +35,8 @@ request it was written. "doze egress flows SANDBOX --json" has the same flows. T
 		}),
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&follow, "follow", "f", false, "go on until the policy is deleted")
-	f.IntVarP(&tail, "tail", "n", 0, "begin with this many of the latest lines; 0 for all")
+	f.BoolVarP(&follow, "follow", "f", false, "print new lines until the policy is deleted")
+	f.IntVarP(&tail, "tail", "n", 0, "start with this many of the latest lines; 0 for all")
 	choiceFlag(cmd, &level, "level", "only lines of this level and above: debug, info, warn or error", "debug", "info", "warn", "error")
 	return cmd
 }

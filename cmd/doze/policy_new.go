@@ -21,9 +21,10 @@ func (a *app) policyNewCommand() *cobra.Command {
 	template := "bearer"
 	cmd := &cobra.Command{
 		Use:   "new NAME",
-		Short: "Begin a policy in Go, in a folder of that name",
-		Long: `Begin a policy in Go, in a folder of that name: a program with its tests, natively and
-of the module, a recorded request, and the guest SDK. It builds without doze's own module and without network.
+		Short: "Create a policy in Go, in a folder of that name",
+		Long: `Create a policy in Go, in a folder of that name: a program with tests of its code and of
+its module, a recorded request, and the guest SDK. It builds without doze's own module
+and without a network.
 
 Templates are the policies that doze ships: ` + strings.Join(policies.Names(), ", ") + `.`,
 		Example: "  doze policy new github --template bearer",
@@ -38,7 +39,7 @@ Templates are the policies that doze ships: ` + strings.Join(policies.Names(), "
 				return usage.Errorf("unknown template %.80q; the templates are %s", template, strings.Join(policies.Names(), ", "))
 			}
 			if err := os.Mkdir(name, 0o777); errors.Is(err, fs.ErrExist) {
-				return fmt.Errorf("%s is there already; take another name, or remove it", name)
+				return fmt.Errorf("%s exists; choose another name, or remove it", name)
 			} else if err != nil {
 				return err
 			}
@@ -57,7 +58,7 @@ Templates are the policies that doze ships: ` + strings.Join(policies.Names(), "
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&template, "template", template, "the policy to begin with")
+	cmd.Flags().StringVar(&template, "template", template, "policy to start from")
 	_ = cmd.RegisterFlagCompletionFunc("template", cobra.FixedCompletions(policies.Names(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -129,9 +130,9 @@ func (s scaffold) readme(page string) string {
 	_, body, _ := strings.Cut(page, "\n")
 	return fmt.Sprintf(`# %[1]s
 
-A policy for doze, which began as %[2]s. Its code is in main.go.
+A policy for doze, created from %[2]s. Its code is in main.go.
 
-    go test ./...                                natively, by internal/sdk/sdktest
+    go test ./...                                its code, by internal/sdk/sdktest
     doze policy build .                          %[1]s.wasm
     doze policy test tests.json                  as the node runs it
     doze policy test %[1]s.wasm request.json     one request, with what it costs

@@ -17,9 +17,9 @@ import (
 func (a *app) pushPolicyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "push NAME FILE",
-		Short: "Give the node a policy, or replace one",
-		Long: `Give the node a policy, or replace one. FILE is a WASM module. Requests under way end
-with the module that they began with; the next ones get the new.`,
+		Short: "Push a policy to the node, or replace it",
+		Long: `Push a policy to the node, or replace it. FILE is a WASM module. Requests in progress
+finish with the previous module; later ones use the new module.`,
 		Example: "  doze policy push sign sign.wasm",
 		Args:    wants(2, 2),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
@@ -68,7 +68,7 @@ func shortDigest(digest string) string {
 
 func (a *app) listPoliciesCommand() *cobra.Command {
 	heads := []any{"NAME", "DIGEST", "SIZE", "CHANGED", "RULES"}
-	return listCommand(a, "policies", "List policies, and the rules that name them", (*client.Client).Policies, heads, func(p types.Policy) []any {
+	return listCommand(a, "policies", "List policies, and the rules that use them", (*client.Client).Policies, heads, func(p types.Policy) []any {
 		changed := ago(p.UpdatedAt)
 		if p.BuiltIn {
 			changed = "built in"

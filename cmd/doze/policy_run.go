@@ -37,16 +37,16 @@ func (a *app) policyTestCommand() *cobra.Command {
 		Long: `Run requests through policies, as the node does, with its limits of memory and time.
 Nothing leaves this machine.
 
-With one argument, FILE has tests: requests with what must become of them. It prints a
-line for each and exits with 1 if one fails. docs/egress.md has the format.
+With one argument, FILE contains tests: requests with their expected results. It prints a
+line for each test, and exits with 1 if one fails. docs/egress.md has the format.
 
-With two, a recorded request is run through one policy, and it prints what would be sent
-and what that costs in time and memory. MODULE is a .wasm file, or the name of a policy
+With two, it runs a recorded request through one policy, and prints what would be sent,
+with its time and memory. MODULE is a .wasm file, or the name of a policy
 that doze ships. REQUEST is a file with JSON (method, url, headers, body; also config,
-secrets, sandbox and the host's response) or with a request as it is in HTTP/1.1. It
-exits with 1 if the policy fails; to deny is not a failure.
+secrets, sandbox and the host's response) or an HTTP/1.1 request. It
+exits with 1 if the policy fails; a denial is not a failure.
 
-Values of secrets are for the test: they are printed where the node would put them.`,
+Use secrets made for the test: their values are printed where the node would put them.`,
 		Example: `  doze policy test github/tests.json
   doze policy test github.wasm request.json --secret token=example
   doze policy test github-app request.json --config '{"app":"1"}' --secret private_key=@key.pem`,
@@ -91,8 +91,8 @@ Values of secrets are for the test: they are printed where the node would put th
 		},
 		ValidArgsFunction: completeFiles,
 	}
-	cmd.Flags().StringVar(&config, "config", "", "the policy's configuration, or @FILE (default: the configuration in REQUEST)")
-	cmd.Flags().StringArrayVar(&secrets, "secret", nil, "a secret, NAME=VALUE or NAME=@FILE")
+	cmd.Flags().StringVar(&config, "config", "", "configuration of the policy, or @FILE (default: the configuration in REQUEST)")
+	cmd.Flags().StringArrayVar(&secrets, "secret", nil, "secret, NAME=VALUE or NAME=@FILE")
 	cmd.Flags().StringVar(&memory, "memory-limit", "", "memory limit of an instance, like the node's policy_memory_limit (default 16MiB)")
 	cmd.Flags().DurationVar(&limits.TimeLimit, "time-limit", 0, "time limit of a call, like the node's policy_time_limit (default 50ms)")
 	return cmd

@@ -111,7 +111,7 @@ func TestATrialDistinguishesADenialFromAFailure(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeTried(t *testing.T) {
+func TestInvalidRunsOfPoliciesAreRefused(t *testing.T) {
 	r := trialRig(t, map[string]string{
 		"ok.json":      `{"url":"https://api.example.com/"}`,
 		"field.json":   `{"uri":"https://api.example.com/"}`,
@@ -131,7 +131,7 @@ func TestWhatCannotBeTried(t *testing.T) {
 		{"example.wasm url.json", "a scheme and a host"},
 		{"example.wasm header.json", "header A is text or a list"},
 		{"example.wasm status.json", "200 to 599"},
-		{"example.wasm text", "neither JSON nor a request"},
+		{"example.wasm text", "neither JSON nor an HTTP/1.1 request"},
 		{"example.wasm ok.json --secret token=@none", "no such file"},
 		{"example.wasm ok.json --config @none", "no such file"},
 	} {

@@ -103,17 +103,17 @@ func TestEveryTemplateIsWhole(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeANewPolicy(t *testing.T) {
+func TestInvalidNamesOfNewPoliciesAreRefused(t *testing.T) {
 	r := policyRig(t)
 	r.misused("of a policy; use", "policy", "new", "../up")
 	r.misused("of a policy; use", "policy", "new", "Upper")
 	r.misused("templates are aws-sigv4, basic", "policy", "new", "a", "--template", "none")
 	r.misused("NAME is missing", "policy", "new")
 	r.ok("policy", "new", "a")
-	r.refused("is there already", "policy", "new", "a")
+	r.refused("exists; choose", "policy", "new", "a")
 }
 
-func TestWhatCannotBeBuilt(t *testing.T) {
+func TestFailedBuildsAreReported(t *testing.T) {
 	r := policyRig(t)
 	r.refused("no such file", "policy", "build", "none")
 	r.ok("policy", "new", "a")
@@ -123,7 +123,7 @@ func TestWhatCannotBeBuilt(t *testing.T) {
 	}
 	r.refused("undefined: undefined", "policy", "build", "a")
 	t.Setenv("PATH", t.TempDir())
-	r.refused("there is no go in PATH", "policy", "build", "a")
+	r.refused("go is not in PATH", "policy", "build", "a")
 }
 
 func TestAnInterruptedBuildIsReported(t *testing.T) {

@@ -25,8 +25,8 @@ func (a *app) exposeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "expose SANDBOX PORT",
 		Short: "Give a port of a sandbox a preview URL",
-		Long: `Give a port of a sandbox a preview URL and print it. Exposing a port again sets
-all of its modes, those that are missing to their defaults. Its URL stays unless its
+		Long: `Give a port of a sandbox a preview URL, and print the URL. Exposing a port again sets
+all of its modes; those without a flag get their defaults. The URL changes only if the
 access changes.`,
 		Example:           "  doze expose shop 3000\n  doze expose shop 8080 --access public --wake never",
 		Args:              wants(2, 2),
@@ -34,7 +34,7 @@ access changes.`,
 		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
 			cmd.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) {
 				if remove && flag.Changed && flag.Name != "remove" {
-					err = usage.Errorf("--remove ends the preview, so --%s is for nothing; give one of them", flag.Name)
+					err = usage.Errorf("--remove and --%s exclude each other; give one of them", flag.Name)
 				}
 			})
 			return err
@@ -67,7 +67,7 @@ access changes.`,
 	choiceFlag(cmd, (*string)(&req.Protocol), "protocol", "auto (HTTP/1.1, and HTTP/2 without TLS for gRPC, the default), http1 or h2c", "auto", "http1", "h2c")
 	choiceFlag(cmd, (*string)(&req.WebSocket), "websocket", "sleep (a silent WebSocket lets the sandbox sleep, the default) or keep_awake", "sleep", "keep_awake")
 	f.DurationVar(&wait, "wait-timeout", 0, "time to wait for a server to listen on the port, at most 5m; wakes the sandbox")
-	f.BoolVar(&remove, "remove", false, "end the preview; its URL is never used again")
+	f.BoolVar(&remove, "remove", false, "remove the preview; its URL is never reused")
 	return cmd
 }
 
@@ -83,8 +83,8 @@ func (a *app) openCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "open SANDBOX [PORT]",
 		Short: "Open a preview in the browser",
-		Long: `Print the preview URL of a sandbox, and open it in the browser where there is one.
-PORT is needed only when several are exposed.`,
+		Long: `Print the preview URL of a sandbox, and open it in the browser if there is one.
+PORT is required only if several ports are exposed.`,
 		Args:              wants(1, 2),
 		ValidArgsFunction: a.complete(exposedPorts),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
@@ -108,7 +108,7 @@ func choosePort(sb types.Sandbox, args []string) (types.Port, error) {
 	exposed := strings.Join(portNumbers(sb.Ports), ",")
 	switch {
 	case len(sb.Ports) == 0:
-		return types.Port{}, fmt.Errorf("%s has no preview; doze expose %s PORT makes one", sb.Name, sb.Name)
+		return types.Port{}, fmt.Errorf("%s has no preview; create one with doze expose %s PORT", sb.Name, sb.Name)
 	case len(args) == 0 && len(sb.Ports) > 1:
 		return types.Port{}, fmt.Errorf("%s has several previews; name the port: %s", sb.Name, exposed)
 	case len(args) == 0:
@@ -121,7 +121,7 @@ func choosePort(sb types.Sandbox, args []string) (types.Port, error) {
 	if i := slices.IndexFunc(sb.Ports, func(p types.Port) bool { return p.Port == number }); i >= 0 {
 		return sb.Ports[i], nil
 	}
-	return types.Port{}, fmt.Errorf("port %d of %s has no preview, but %s has; doze expose %s %d makes one", number, sb.Name, exposed, sb.Name, number)
+	return types.Port{}, fmt.Errorf("port %d of %s has no preview, but %s has; create one with doze expose %s %d", number, sb.Name, exposed, sb.Name, number)
 }
 
 // browse opens an address in the browser if a person with a desktop asked for it.

@@ -86,7 +86,7 @@ func timeline(at time.Time, lost uint64, format string, cells ...any) string {
 	}
 	line := at.Local().Format("2006-01-02 15:04:05.000") + "  " + strings.TrimRight(fmt.Sprintf(format, cells...), " ")
 	if lost > 0 {
-		line = fmt.Sprintf("… %d more that came too fast\n%s", lost, line)
+		line = fmt.Sprintf("… %d more, omitted because they came too fast\n%s", lost, line)
 	}
 	return line
 }

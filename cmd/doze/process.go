@@ -16,8 +16,8 @@ import (
 func (a *app) psCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "ps SANDBOX",
-		Short:             "List the processes in the background of a sandbox",
-		Long:              "List the processes in the background of a sandbox, as last known. This does not wake it.",
+		Short:             "List the background processes of a sandbox",
+		Long:              "List the background processes of a sandbox, as last known. This never wakes the sandbox.",
 		Args:              wants(1, 1),
 		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
@@ -50,17 +50,16 @@ func (a *app) logsCommand() *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "logs SANDBOX PROCESS",
-		Short: "Print the output of a process in the background",
-		Long: `Print the output of a process in the background, named by its id or its name.
-This wakes the sandbox, because
-the output is kept inside it; -f keeps it awake.`,
+		Short: "Print the output of a background process",
+		Long: `Print the output of a background process, given by id or name. This wakes the sandbox,
+which stores the output; -f keeps it awake.`,
 		Args:              wants(2, 2),
 		ValidArgsFunction: a.complete(processNames),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			return node.Logs(ctx, args[0], args[1], follow, a.printLog)
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the process ends")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new output until the process ends")
 	return cmd
 }
 
@@ -69,7 +68,7 @@ func (a *app) printLog(l client.Log) (err error) {
 	case a.json:
 		err = display.JSON(a.out, l, "")
 	case l.Dropped > 0:
-		_, err = fmt.Fprintf(a.err, "doze: %s of output are left out: they were overwritten before they could be read\n", size(l.Dropped))
+		_, err = fmt.Fprintf(a.err, "doze: %s of output were overwritten before they could be read\n", size(l.Dropped))
 	case l.Exit != nil:
 		_, err = fmt.Fprintf(a.err, "doze: %s is %s\n", clean(l.Exit.Name), clean(processState(*l.Exit)))
 	case l.Stream == types.LogStreamStderr:
@@ -84,10 +83,9 @@ func (a *app) killCommand() *cobra.Command {
 	var signal string
 	cmd := &cobra.Command{
 		Use:   "kill SANDBOX PROCESS",
-		Short: "End a process in the background, or send it a signal",
-		Long: `End a process in the background, named by its id or its name, with all that it
-started: SIGTERM, and after 5
-seconds SIGKILL. It is not started again. With --signal only that is sent.`,
+		Short: "End a background process, or send it a signal",
+		Long: `End a background process, given by id or name, with all its descendants: SIGTERM, and
+SIGKILL after 5 seconds. It is not restarted. With --signal, only send that signal.`,
 		Example:           "  doze kill shop web\n  doze kill --signal HUP shop web",
 		Args:              wants(2, 2),
 		ValidArgsFunction: a.complete(processNames),

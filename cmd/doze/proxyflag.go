@@ -13,7 +13,7 @@ import (
 type egressSubject struct{ proxy bool }
 
 func (s *egressSubject) flag(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&s.proxy, "proxy", false, "of your clients of the proxy, instead of a sandbox")
+	cmd.Flags().BoolVar(&s.proxy, "proxy", false, "for the clients of the proxy instead of a sandbox")
 }
 
 // wants returns a check of the number of arguments after the sandbox.

@@ -95,7 +95,7 @@ func readRecorded(file string) (*recorded, error) {
 func (r *recorded) readHTTP(text []byte) error {
 	request, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(text)))
 	if err != nil {
-		return fmt.Errorf("neither JSON nor a request of HTTP/1.1: %w", err)
+		return fmt.Errorf("neither JSON nor an HTTP/1.1 request: %w", err)
 	}
 	body, err := io.ReadAll(request.Body)
 	if err != nil {

@@ -25,9 +25,8 @@ func (a *app) rootCommand() *cobra.Command {
 		Short: "Sandboxes that sleep until someone knocks",
 		Long: `Sandboxes that sleep until someone knocks.
 
-Commands for sandboxes speak to the node's API. Where it is and how to get in
-comes from DOZE_API, DOZE_TOKEN and DOZE_CA, or else from the folder of the node
-on this machine (DOZE_HOME).`,
+Commands for sandboxes call the node's API. Its address, token and CA are in DOZE_API,
+DOZE_TOKEN and DOZE_CA, or else in the folder of the node on this machine (DOZE_HOME).`,
 		Example: `  doze create shop
   doze exec shop -- node --version
   doze exec -d --name web --restart on_wake shop -- npm run dev
@@ -99,7 +98,7 @@ func flagError(cmd *cobra.Command, err error) error {
 		hint = "put -- before a command that has flags of its own: doze exec SANDBOX -- COMMAND…"
 		interactive := []string{"'i' in -i", "'t' in -t", "flag: --interactive", "flag: --tty"} // as for docker exec
 		if slices.ContainsFunc(interactive, func(flag string) bool { return strings.Contains(err.Error(), flag) }) {
-			hint = "leave -i and -t out: standard input is read without a flag (-n prevents it), and sandboxes have no terminals"
+			hint = "omit -i and -t: standard input is read without a flag (-n prevents it), and sandboxes have no terminals"
 		}
 	}
 	return fmt.Errorf("%w; %s", err, hint)

@@ -25,13 +25,13 @@ func (a *app) rulesCommand() *cobra.Command {
 		Use:   "rules [SANDBOX]",
 		Short: "Print rules, or set them",
 		Long: `Print your rules for all of your sandboxes, the rules of one sandbox, or with --node the
-operator's. With --set they are replaced with the rules in a file, or - for the standard
+operator's. With --set they are replaced by the rules in a file, or - for standard
 input: a list, or the output of --json. That output contains the revision, so the rules
 are replaced only if they have not changed since.
 
 With --default deny, requests that match no rule are refused: the owner's default
 applies after the rules of the owner and of the sandbox, a sandbox's after the
-sandbox's. With --default inherit the rules before decide.`,
+sandbox's. With --default inherit, the preceding rules decide.`,
 		Example: `  doze egress rules --json > rules.json
   doze egress rules --set rules.json
   doze egress rules shop --default deny`,
@@ -41,7 +41,7 @@ sandbox's. With --default inherit the rules before decide.`,
 			sandbox := cmp.Or(args...)
 			switch {
 			case node && (sandbox != "" || file != "" || def != ""):
-				return usage.Errorf("--node is about the operator's rules, which are in the node's Caddyfile; give it alone")
+				return usage.Errorf("--node prints the operator's rules, which are in the node's Caddyfile; give it alone")
 			case node:
 				set, err := api.NodeRules(ctx)
 				if err != nil {
@@ -59,7 +59,7 @@ sandbox's. With --default inherit the rules before decide.`,
 			return a.printRules(set, set.Rules, set.Default)
 		}),
 	}
-	cmd.Flags().StringVar(&file, "set", "", "replace the rules with the rules in this file; - for the standard input")
+	cmd.Flags().StringVar(&file, "set", "", "replace the rules by the rules in this file; - for standard input")
 	cmd.Flags().BoolVar(&node, "node", false, "print the rules of the node")
 	choiceFlag(cmd, &def, "default", "set the verdict of requests that match no rule: inherit or deny", "inherit", "deny")
 	cmd.MarkFlagFilename("set", "json")
@@ -69,11 +69,11 @@ sandbox's. With --default inherit the rules before decide.`,
 func (a *app) presetsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "presets [NAME]",
-		Short: "List presets, which rules name as hosts",
+		Short: "List presets, which rules refer to as hosts",
 		Long: `List presets: named lists of hosts. Those with the source built_in come with doze:
 code hosts, model APIs and installers. Those with the source node are defined by the
-node's operator, such as package registries. A rule names one as a host:
-"hosts": ["preset:github"]. With NAME, print the hosts of one.`,
+node's operator, such as package registries. A rule refers to one as a host:
+"hosts": ["preset:github"]. With NAME, print the hosts of that preset.`,
 		Example: "  doze egress presets\n  doze egress presets github",
 		Args:    wants(0, 1),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
@@ -88,7 +88,7 @@ node's operator, such as package registries. A rule names one as a host:
 			}
 			i := slices.IndexFunc(presets, func(p types.Preset) bool { return p.Name == strings.TrimPrefix(args[0], "preset:") })
 			if i < 0 {
-				return fmt.Errorf("there is no preset %.80q; `doze egress presets` lists them", args[0])
+				return fmt.Errorf("preset %.80q does not exist; `doze egress presets` lists them", args[0])
 			}
 			if a.json {
 				return a.printJSON(presets[i])

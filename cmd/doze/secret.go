@@ -24,7 +24,7 @@ func (a *app) secretCommand() *cobra.Command {
 		Long:  "Secrets that policies put into requests of sandboxes. Sandboxes never see them, and their values cannot be read again.",
 	}
 	cmd.AddCommand(a.setSecretCommand(), a.listSecretsCommand(),
-		a.forgetCommand("Forget secrets", "Requests of rules that use them are refused from then on.", secretNames, (*client.Client).DeleteSecret))
+		a.deleteCommand("Delete secrets", "Requests of rules that use them are denied from then on.", secretNames, (*client.Client).DeleteSecret))
 	return cmd
 }
 
@@ -33,18 +33,17 @@ func (a *app) setSecretCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "set NAME",
-		Short: "Make a secret, or replace its value and hosts",
-		Long: `Make a secret, or replace its value and hosts. The value is read from the standard
-input, or with --from-file from a file; it is never an argument, which other users of
-this machine could see and the shell would remember. One newline at its end is not
-part of it.
+		Short: "Create a secret, or replace its value and hosts",
+		Long: `Create a secret, or replace its value and hosts. The value is read from standard input,
+or with --from-file from a file: arguments are visible to other users of this machine,
+and shells store them. One newline at its end is removed.
 
-It is sent to the hosts that --host names, and to no others.`,
+The secret is sent only to the hosts given by --host.`,
 		Example: `  doze secret set github --host api.github.com < token.txt
   doze secret set deploy-key --host git.example.com --from-file key.pem`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 { // the unexpected argument may be the value: do not repeat it
-				return errors.New("a value in the arguments is visible to other users; write it to the standard input, or name its file with --from-file")
+				return errors.New("a value in the arguments is visible to other users; write it to standard input, or name its file with --from-file")
 			}
 			return wants(1, 1)(cmd, args)
 		},
@@ -64,7 +63,7 @@ It is sent to the hosts that --host names, and to no others.`,
 			return a.print(secret, "%s  version %d, for %s", secret.Name, secret.Version, strings.Join(secret.Hosts, " "))
 		}),
 	}
-	cmd.Flags().StringArrayVar(&hosts, "host", nil, "a host that it may be sent to, or *.example.com for all below one; may be repeated")
+	cmd.Flags().StringArrayVar(&hosts, "host", nil, "host that it may be sent to, or *.example.com for all hosts below example.com; may be repeated")
 	cmd.Flags().StringVar(&file, "from-file", "", "read the value from this file")
 	cmd.MarkFlagFilename("from-file")
 	return cmd
@@ -89,7 +88,7 @@ func (a *app) readSecret(file string) ([]byte, error) {
 		value = bytes.TrimSuffix(text, []byte("\r"))
 	}
 	if len(value) == 0 {
-		return nil, errors.New("there is no value; write it to the standard input, or name its file with --from-file")
+		return nil, errors.New("no value; write it to standard input, or name its file with --from-file")
 	}
 	return value, nil
 }
@@ -124,8 +123,8 @@ func (a *app) listSecretsCommand() *cobra.Command {
 	})
 }
 
-// forgetCommand removes what the node stores under names.
-func (a *app) forgetCommand(short, long string, names lister, remove func(*client.Client, context.Context, string) error) *cobra.Command {
+// deleteCommand removes what the node stores under names.
+func (a *app) deleteCommand(short, long string, names lister, remove func(*client.Client, context.Context, string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:               "rm NAME...",
 		Short:             short,

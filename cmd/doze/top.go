@@ -27,7 +27,7 @@ func (a *app) topCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch sandboxes",
-		Long:  "Watch sandboxes with their CPU use since the last reading and their memory. This wakes none of them. q or Ctrl-C ends it.",
+		Long:  "Show sandboxes with their memory and their CPU use since the last update. This never wakes a sandbox. q or Ctrl-C exits.",
 		Args:  wants(0, 0),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
 			if interval < 100*time.Millisecond {
@@ -41,8 +41,8 @@ func (a *app) topCommand() *cobra.Command {
 			return t.watch(ctx, a.in, screen, interval)
 		}),
 	}
-	cmd.Flags().BoolVar(&once, "once", false, "print the table once and end")
-	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "time between two looks")
+	cmd.Flags().BoolVar(&once, "once", false, "print the table once and exit")
+	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "time between updates")
 	return cmd
 }
 

@@ -26,10 +26,10 @@ func newMetrics() *metrics {
 		requests:    newTraffic("request", "requests of sandboxes that were intercepted and have ended"),
 		connections: newTraffic("connection", "connections of sandboxes that passed through and have ended"),
 		dnsRefusals: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "doze_egress_dns_refusals_total", Help: "Names that sandboxes asked for and that were refused.",
+			Name: "doze_egress_dns_refusals_total", Help: "DNS queries of sandboxes that were refused.",
 		}),
 		suppressed: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "doze_egress_log_lines_suppressed_total", Help: "Entries without a line in the log, because their sandbox had too many.",
+			Name: "doze_egress_log_lines_suppressed_total", Help: "Entries omitted from the log because their sandbox exceeded its rate.",
 		}),
 	}
 }

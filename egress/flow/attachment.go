@@ -108,7 +108,7 @@ func (a *Attachment) gateway(ctx context.Context, f *stack.Flow, port uint16) {
 	if port != dnsPort {
 		a.record(audit.Entry{
 			Kind: audit.Connection, Address: link.Gateway, Port: port,
-			Verdict: audit.Deny, Reason: "nothing but DNS is served there",
+			Verdict: audit.Deny, Reason: "only DNS is served there",
 		})
 		f.Refuse()
 		return
@@ -149,7 +149,7 @@ func (a *Attachment) exceeded(what stack.Exceeded) {
 
 // refusedDatagram records UDP, which is not carried: mostly QUIC.
 func (a *Attachment) refusedDatagram(to netip.AddrPort) {
-	entry := audit.Entry{Kind: audit.Connection, Port: to.Port(), Verdict: audit.Deny, Reason: "it is UDP, and only TCP is carried"}
+	entry := audit.Entry{Kind: audit.Connection, Port: to.Port(), Verdict: audit.Deny, Reason: "UDP is not supported"}
 	if entry.Host, _ = a.names.Host(to.Addr()); entry.Host == "" {
 		entry.Address = to.Addr()
 	}

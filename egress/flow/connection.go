@@ -106,7 +106,7 @@ func (c *connection) inspect(ctx context.Context) {
 	case protocol == protocolHTTP:
 		c.intercept(ctx, p, "")
 	case c.decision.Verdict == rule.VerdictInspect:
-		c.recordDenial("a rule inspects the requests to this host and port, and this is neither HTTP nor TLS")
+		c.recordDenial("a rule inspects requests to this host and port, but the connection is neither HTTP nor TLS")
 		conn.Abort()
 	default:
 		c.passThrough(ctx, p)
@@ -119,9 +119,9 @@ func (c *connection) inspectTLS(ctx context.Context, p *peekedConn) {
 	hello, err := p.hello()
 	switch name := serverName(hello); {
 	case err != nil:
-		c.recordDenial("its TLS ClientHello cannot be read")
+		c.recordDenial("its TLS ClientHello is invalid")
 	case name == "":
-		c.recordDenial("its TLS connection names no server (no SNI)")
+		c.recordDenial("its TLS ClientHello has no server name (SNI)")
 	case name != c.to.host:
 		c.recordDenial(otherHost(hello))
 	case c.decision.Verdict == rule.VerdictInspect:
@@ -157,7 +157,7 @@ func (c *connection) interceptECH(ctx context.Context, p *peekedConn) {
 
 // otherHost returns the reason for refusing a connection whose ClientHello names another host.
 func otherHost(h clienthello.Hello) string {
-	return fmt.Sprintf("its TLS connection is for %.80q, another host than that which was looked up", h.ServerName)
+	return fmt.Sprintf("its TLS connection is for %.80q, not for the host that was looked up", h.ServerName)
 }
 
 func serverName(h clienthello.Hello) string {

@@ -181,7 +181,7 @@ func (q *request) runPolicies(chain *policy.Chain, r *http.Request, steps []poli
 			return true
 		}
 		if before != nil && q.secrets.Moved(before, r, chain.Wrote(), step.Namespace) {
-			chain.Reject("it puts a secret of another owner where that did not put it")
+			chain.Reject("it moved a secret of another owner to another place")
 			return true
 		}
 	}
@@ -200,7 +200,7 @@ func (q *request) recheck(r *http.Request) (reason string) {
 	case q.decision.Verdict == rule.VerdictDeny:
 		return "as its policies changed it, " + q.decision.Reason
 	case q.decision.Verdict != before.Verdict, !slices.EqualFunc(q.decision.Chain, before.Chain, sameStep):
-		return "its policies changed it into one to which other rules apply"
+		return "its policies changed it so that other rules apply"
 	}
 	return ""
 }

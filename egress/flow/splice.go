@@ -89,7 +89,7 @@ func (c *connection) checkFirst(client *peekedConn) error {
 	hello, err := client.hello()
 	switch {
 	case err != nil:
-		return &deniedError{"its TLS ClientHello cannot be read"}
+		return &deniedError{"its TLS ClientHello is invalid"}
 	case hello.ServerName != "" && serverName(hello) != client.expectedHost:
 		return &deniedError{otherHost(hello)}
 	case c.mayHideName(hello):

@@ -164,7 +164,7 @@ func firstLine(s string) string {
 // inExchange ends a guest that accesses the exchange while it starts.
 func (c *call) inExchange() {
 	if c.phase == starting {
-		fail("it asked for a request while it was starting")
+		fail("it accessed a request while it was starting")
 	}
 }
 

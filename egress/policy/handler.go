@@ -177,7 +177,7 @@ func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
 			header, limits = &r.trailer, &c.header.trailer
 		}
 	default:
-		fail("there is no header of kind %d", kind)
+		fail("unknown kind of header: %d", kind)
 	}
 	if *header == nil && change {
 		*header = http.Header{}
@@ -264,7 +264,7 @@ func (c *call) readBody(kind uint32, at, limit uint64) uint64 {
 		}
 		return uint64(n)
 	}
-	fail("there is no body of kind %d", kind)
+	fail("unknown kind of body: %d", kind)
 	return 0
 }
 
@@ -276,6 +276,6 @@ func (c *call) writeBody(kind uint32, b []byte) {
 	case responseBody:
 		c.currentResponse("writes the response's body").write(b, c.instance.policy.host.config.ResponseLimit)
 	default:
-		fail("there is no body of kind %d", kind)
+		fail("unknown kind of body: %d", kind)
 	}
 }

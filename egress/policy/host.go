@@ -135,7 +135,7 @@ type Host struct {
 func NewHost(config Config) (*Host, error) {
 	config = config.withDefaults()
 	if config.MemoryLimit < pageSize || config.MemoryLimit > 1<<30 {
-		return nil, fmt.Errorf("a policy's memory of %d bytes: from 64 KiB to 1 GiB make sense", config.MemoryLimit)
+		return nil, fmt.Errorf("memory limit of policies is %d bytes; use 64 KiB to 1 GiB", config.MemoryLimit)
 	}
 	h := &Host{
 		config:    config,
@@ -282,7 +282,7 @@ const maxCompilers = 4
 // The caller owns the module and must release it.
 func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, error) {
 	if len(wasm) > h.config.MaxModule {
-		return nil, &CompileError{name, fmt.Errorf("it has %d bytes: at most %d fit; build without debug information, and without packages that are large (net/http, fmt)", len(wasm), h.config.MaxModule)}
+		return nil, &CompileError{name, fmt.Errorf("it has %d bytes; use at most %d: build without debug information, and without packages that are large (net/http, fmt)", len(wasm), h.config.MaxModule)}
 	}
 	sum := sha256.Sum256(wasm)
 	digest := hex.EncodeToString(sum[:])

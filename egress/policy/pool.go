@@ -44,7 +44,7 @@ type Policy struct {
 // configuration; JSON is usual. The caller owns the policy and must release it.
 func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) {
 	if len(config) > maxConfig {
-		return nil, fmt.Errorf("the configuration of policy %.80s has %d bytes: at most %d fit", m.name, len(config), maxConfig)
+		return nil, fmt.Errorf("the configuration of policy %.80s has %d bytes; use at most %d", m.name, len(config), maxConfig)
 	}
 	h := m.program.host
 	p := &Policy{

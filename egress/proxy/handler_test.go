@@ -157,7 +157,7 @@ func TestTargets(t *testing.T) {
 		"GET /x":                        "this is a proxy",
 		"OPTIONS *":                     "this is a proxy",
 		"GET ftp://a.example/":          "neither http nor https",
-		"GET http://192.0.2.1/":         "use CONNECT",
+		"GET http://192.0.2.1/":         "or CONNECT",
 		"GET http://a.example:0/":       "is not a port",
 		"GET http://a_b!.example/":      "neither the name of a host nor an address",
 		"CONNECT [fe80::1%25eth0]:443":  "has a zone",

@@ -53,7 +53,7 @@ func targetOfURI(r *http.Request) (Target, error) {
 	}
 	to, err := newTarget(r.URL.Hostname(), port)
 	if err == nil && to.Host == "" {
-		err = fmt.Errorf("%s is an address: requests are for hosts by their names, use CONNECT", to.Address)
+		err = fmt.Errorf("%s is an address; use a host name, or CONNECT", to.Address)
 	}
 	to.TLS = r.URL.Scheme == "https"
 	return to, err

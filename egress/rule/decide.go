@@ -109,7 +109,7 @@ func (t *Table) fallback(denying int, named bool) Decision {
 			"no rule of the sandbox allows it, and the sandbox's default is deny",
 		}[denying]
 	case !named:
-		d.Reason = "no name led to this address, and no rule allows it"
+		d.Reason = "the address was not looked up by a name, and no rule allows it"
 	default:
 		d.Verdict = VerdictAllow
 		return d
@@ -328,7 +328,7 @@ func (c *compiled) unsureReason(host string) string {
 	if host != "" && !c.hosts.Match(host) {
 		return "the rule " + c.undefined() + ", so that it may be about every host"
 	}
-	return "its path or headers can be read in several ways, and only some match this rule"
+	return "its path or headers are ambiguous, and only some readings match this rule"
 }
 
 // ports returns the ports that the rule matches; none means all.

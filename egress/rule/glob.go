@@ -49,7 +49,7 @@ func compileGlob(pattern string, separator byte) (*glob, error) {
 	g.prefix = before
 	for found {
 		if g.stars++; g.stars > MaxStars {
-			return nil, fmt.Errorf("%w: at most %d fit", errStars, MaxStars)
+			return nil, fmt.Errorf("%w; use at most %d", errStars, MaxStars)
 		}
 		deep := separator == 0 || strings.HasPrefix(rest, "*")
 		rest = strings.TrimLeft(rest, "*")

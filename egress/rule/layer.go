@@ -99,7 +99,7 @@ func compile(source Source, rules []Rule, presets *Presets, stored bool) (*Layer
 // bounded checks the limits of all rules together, before any is compiled.
 func bounded(rules []Rule) error {
 	if len(rules) > MaxRules {
-		return fmt.Errorf("%d rules: at most %d fit", len(rules), MaxRules)
+		return fmt.Errorf("%d rules; use at most %d", len(rules), MaxRules)
 	}
 	presets, stars, text, uses := 0, 0, 0, map[string]bool{}
 	var globs []string
@@ -120,15 +120,15 @@ func bounded(rules []Rule) error {
 	}
 	switch {
 	case presets > MaxPresetNames:
-		return fmt.Errorf("%d presets in hosts of all rules: at most %d fit", presets, MaxPresetNames)
+		return fmt.Errorf("%d presets in hosts of all rules; use at most %d", presets, MaxPresetNames)
 	case len(globs) > MaxGlobs:
-		return fmt.Errorf("%d paths and headers in all rules: at most %d fit; say more with `*`", len(globs), MaxGlobs)
+		return fmt.Errorf("%d paths and headers in all rules; use at most %d: say more with `*`", len(globs), MaxGlobs)
 	case stars > MaxGlobStars:
-		return fmt.Errorf("%d stars in paths and headers of all rules: at most %d fit; write names out, or end paths with `**`", stars, MaxGlobStars)
+		return fmt.Errorf("%d stars in paths and headers of all rules; use at most %d: write names out, or end paths with `**`", stars, MaxGlobStars)
 	case text > MaxGlobText:
-		return fmt.Errorf("%d bytes of paths and headers in all rules: at most %d fit; say more with `*`", text, MaxGlobText)
+		return fmt.Errorf("%d bytes of paths and headers in all rules; use at most %d: say more with `*`", text, MaxGlobText)
 	case len(uses) > MaxUses:
-		return fmt.Errorf("%d policies with configurations of their own in all rules: at most %d fit", len(uses), MaxUses)
+		return fmt.Errorf("%d policies with configurations of their own in all rules; use at most %d", len(uses), MaxUses)
 	}
 	return nil
 }
@@ -266,13 +266,13 @@ func (c *compiler) bad(field, format string, args ...any) {
 // entries reports a list that is too long.
 func (c *compiler) entries(field string, n int) {
 	if n > MaxEntries {
-		c.bad(field, "%d entries: at most %d fit", n, MaxEntries)
+		c.bad(field, "%d entries; use at most %d", n, MaxEntries)
 	}
 }
 
 func (c *compiler) text(field, s string) bool {
 	if len(s) > MaxText {
-		c.bad(field, "%d bytes: at most %d fit", len(s), MaxText)
+		c.bad(field, "%d bytes; use at most %d", len(s), MaxText)
 		return false
 	}
 	return true
@@ -517,7 +517,7 @@ func (c *compiler) chain() {
 			c.bad(field+".name", "%.80q: a name is 1 to 64 of a-z, 0-9, - and _", use.Policy)
 		}
 		if len(use.Config) > MaxConfig {
-			c.bad(field+".config", "%d bytes: at most %d fit", len(use.Config), MaxConfig)
+			c.bad(field+".config", "%d bytes; use at most %d", len(use.Config), MaxConfig)
 		}
 		if len(use.Config) > 0 && !json.Valid(use.Config) {
 			c.bad(field+".config", "invalid JSON")

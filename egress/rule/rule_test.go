@@ -315,7 +315,7 @@ func TestMistakesAreNamedWithPositionAndRemedy(t *testing.T) {
 		"placeholder name":      {"node", `{"name":"x","action":"allow","placeholders":{"1A":"t"}}`, "invalid name of an environment variable"},
 		"placeholder secret":    {"node", `{"name":"x","action":"allow","placeholders":{"A":"T T"}}`, `placeholders[A]: "T T"`},
 		"placeholder, denied":   {"node", `{"name":"x","action":"deny","placeholders":{"A":"t"}}`, `placeholders: cannot be combined with the action "deny"`},
-		"long path":             {"node", `{"name":"x","paths":["/` + strings.Repeat("a", MaxText) + `"],"action":"allow"}`, "at most 1000 fit"},
+		"long path":             {"node", `{"name":"x","paths":["/` + strings.Repeat("a", MaxText) + `"],"action":"allow"}`, "use at most 1000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var list []Rule

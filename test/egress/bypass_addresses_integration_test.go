@@ -109,7 +109,7 @@ func (b *box) auditedAddress(address, reason string) {
 	}, func() string { return fmt.Sprintf("it says %+v", b.flows(client.FlowFilter{})) })
 }
 
-const unnamed = "no name led to this address"
+const unnamed = "the address was not looked up by a name"
 
 func TestAddressesWithoutANameAreRefused(t *testing.T) {
 	n := commonNode(t)

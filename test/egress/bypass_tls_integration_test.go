@@ -15,16 +15,16 @@ func TestTLSForAnotherHostIsRefused(t *testing.T) {
 	b := n.newBox(t).canSay()
 	for _, to := range []string{"front.pass.test", "front.look.test"} {
 		b.refused("https://hidden.look.test/", "-k", "--connect-to hidden.look.test:443:"+to+":443")
-		b.audited(client.FlowFilter{Host: to, Kind: "connection"}, `for "hidden.look.test", another host`)
+		b.audited(client.FlowFilter{Host: to, Kind: "connection"}, `for "hidden.look.test", not for the host`)
 		// No name at all.
 		if r := b.try("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | python3 /tmp/say.py tls " + to + " 443 -"); r.ExitCode != 7 {
 			t.Errorf("no SNI to %s: %+v", to, r)
 		}
-		b.audited(client.FlowFilter{Host: to, Kind: "connection"}, "no SNI")
+		b.audited(client.FlowFilter{Host: to, Kind: "connection"}, "no server name (SNI)")
 	}
 	// On another port nothing but the name is known, and it counts there too.
 	b.refused("https://hidden.look.test:8443/", "-k", "--connect-to hidden.look.test:8443:other-port.pass.test:8443")
-	b.audited(client.FlowFilter{Host: "other-port.pass.test", Kind: "connection"}, `for "hidden.look.test", another host`)
+	b.audited(client.FlowFilter{Host: "other-port.pass.test", Kind: "connection"}, `for "hidden.look.test", not for the host`)
 	if got := n.servers.requests("hidden.look.test"); len(got) != 0 {
 		t.Errorf("the hidden host got %+v", got)
 	}
@@ -47,7 +47,7 @@ func TestEncryptedClientHelloIsRejected(t *testing.T) {
 	if r := b.try("/srv/client fronting -connect ech2.pass.test:443 -sni hidden.pass.test -ech public.pass.test hidden.pass.test"); r.ExitCode == 0 {
 		t.Errorf("another public name: %+v", r)
 	}
-	b.audited(client.FlowFilter{Host: "ech2.pass.test", Kind: "connection"}, "another host")
+	b.audited(client.FlowFilter{Host: "ech2.pass.test", Kind: "connection"}, "not for the host")
 	for _, host := range []string{"hidden.pass.test", "ech.pass.test", "ech-port.pass.test", "ech2.pass.test", "ech.look.test"} {
 		if got := n.servers.requests(host); len(got) != 0 {
 			t.Errorf("%s got %+v", host, got)

@@ -49,7 +49,7 @@ func Decode(text []byte, v any) error {
 	}
 	end := int(d.InputOffset())
 	if rest := bytes.TrimLeft(text[end:], " \t\r\n"); len(rest) > 0 {
-		return &Error{position(text, len(text)-len(rest)), "there is more after the end of the JSON value"}
+		return &Error{position(text, len(text)-len(rest)), "unexpected text after the JSON value"}
 	}
 	return nil
 }
@@ -81,7 +81,7 @@ func located(text []byte, err error) error {
 	case errors.Is(err, io.EOF):
 		return &Error{position(text, len(text)), "the file is empty; write a JSON value"}
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return &Error{position(text, len(text)), "the JSON value does not end"}
+		return &Error{position(text, len(text)), "the JSON value is incomplete"}
 	case isSyntax:
 		return &Error{position(text, int(syntax.Offset)-1), "invalid JSON: " + syntax.Error()}
 	case isKind:

@@ -16,20 +16,20 @@ type value struct {
 	Sub  *value         `json:"sub"`
 }
 
-func TestMistakesHaveTheirPlace(t *testing.T) {
+func TestErrorsHavePositions(t *testing.T) {
 	for text, want := range map[string]string{
 		"":     "line 1, column 1: the file is empty",
 		" \n ": "line 2, column 2: the file is empty",
 		"{\n  \"name\": \"a\"\n  \"list\": []\n}": `line 3, column 3: invalid JSON: invalid character '"' after object key:value pair`,
 		"{\n\t\"name\": \"ä\", nope }":            "line 2, column 15: invalid JSON: invalid character 'n'",
 		"{\"name\": \"a\",\n}":                    "line 2, column 1: invalid JSON: invalid character '}'",
-		"{\"name\":\n\"a\"":                       "line 2, column 4: the JSON value does not end",
+		"{\"name\":\n\"a\"":                       "line 2, column 4: the JSON value is incomplete",
 		"{\"name\": 1}":                           "line 1, column 10: name is a JSON number; it should be text",
 		"{\n\"sub\": {\"list\": \"a\"}}":          "line 2, column 19: sub.list is a JSON string; it should be a list",
 		"[]":                                      "line 1, column 1: the value is a JSON array; it should be an object",
 		"{\n \"sub\": {\n  \"nope\": 1}}":         `line 3, column 3: unknown field "nope"`,
 		"{\"sub\": {\"nope\": 1}, \"nope\": 2}":   `unknown field "nope"`,
-		"{\"name\": \"x\"}\n{}":                   "line 2, column 1: there is more after the end",
+		"{\"name\": \"x\"}\n{}":                   "line 2, column 1: unexpected text after",
 	} {
 		var v value
 		if err := jsonfile.Decode([]byte(text), &v); err == nil || !strings.HasPrefix(err.Error(), want) {

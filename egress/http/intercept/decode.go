@@ -68,7 +68,7 @@ func decode(res *http.Response, body io.Reader) (io.ReadCloser, error) {
 				continue
 			}
 			if decoders[name] == nil {
-				return nil, errors.New("is encoded in a way that cannot be read") // its name may echo the request
+				return nil, errors.New("has an unsupported encoding") // its name may echo the request
 			}
 			codings = append(codings, name)
 		}

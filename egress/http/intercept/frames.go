@@ -9,11 +9,11 @@ import (
 
 // Frames and messages of an upstream that no filter can read.
 var (
-	errMasked    = errors.New("a frame of a host that is masked")               // RFC 6455, section 5.1
-	errExtension = errors.New("a frame of an extension that was not agreed on") // section 5.2
-	errControl   = errors.New("a control frame that is too long, or in parts")  // section 5.5
-	errOrder     = errors.New("a frame that does not continue its message")     // section 5.4
-	errFragments = errors.New("a message in too many parts that are empty")
+	errMasked    = errors.New("a masked frame from the host")                      // RFC 6455, section 5.1
+	errExtension = errors.New("a frame with an extension that was not negotiated") // section 5.2
+	errControl   = errors.New("a control frame that is too long or fragmented")    // section 5.5
+	errOrder     = errors.New("a frame that does not continue its message")        // section 5.4
+	errFragments = errors.New("a message with too many empty fragments")
 )
 
 // maxFragments is the number of frames that a filter may read before it returns a byte.

@@ -207,7 +207,7 @@ func (o *outbound) respond(res *http.Response) {
 	streams := res.ContentLength < 0 || kind == "text/event-stream"
 	if o.filter != nil {
 		if res.StatusCode == http.StatusPartialContent {
-			o.fail(unreadable(o.to.host, "is a part of something, which was not asked for"))
+			o.fail(unreadable(o.to.host, "is partial content, which was not requested"))
 			return
 		}
 		plain, err := decode(res, body)

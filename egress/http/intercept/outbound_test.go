@@ -458,7 +458,7 @@ func TestFailuresAreReadable(t *testing.T) {
 		"no status of HTTP":  {speaks("HTTP/1.1 042 secret\r\nContent-Length: 0\r\n\r\n"), problem.UpstreamResponseInvalid, "the invalid status 42"},
 		"TLS that fails":     {unencrypted, problem.UpstreamTLSFailed, "the TLS handshake with api.example.com failed"},
 		"over a limit":       {failing(&RefusedError{Code: problem.EgressLimitExceeded, Reason: "a limit was reached"}), problem.EgressLimitExceeded, "a limit was reached"},
-		"unasked for switch": {speaks("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: secret\r\n\r\n"), problem.UpstreamResponseInvalid, "did not ask for"},
+		"unasked for switch": {speaks("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: secret\r\n\r\n"), problem.UpstreamResponseInvalid, "was not requested"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, http.NotFoundHandler(), c.how)
@@ -551,7 +551,7 @@ func TestConnectionsBeingMadeAreBounded(t *testing.T) {
 		_ = dials.TryAcquire(1)
 		w := httptest.NewRecorder()
 		result := f.Do(w, req, Route{Flow: "f1", Dials: dials}, nil)
-		wantRefusal(t, w.Result(), problem.EgressLimitExceeded, "being made")
+		wantRefusal(t, w.Result(), problem.EgressLimitExceeded, "being established")
 		if refused := (*RefusedError)(nil); !errors.As(result.Err, &refused) {
 			t.Errorf("%s: %+v", scheme, result)
 		}

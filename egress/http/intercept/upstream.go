@@ -310,7 +310,7 @@ func (u *Upstream) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 // errDials refuses a request that would need another connection.
 var errDials = &RefusedError{
 	Code:   problem.EgressLimitExceeded,
-	Reason: "a limit was reached: connections to servers that are being made",
+	Reason: "a limit was reached: connections being established to servers",
 }
 
 // connect dials an upstream. With protocols, conn is TLS over raw, and the upstream chooses

@@ -19,11 +19,11 @@ const closeGrace = 2 * time.Second
 func (o *outbound) upgrade(res *http.Response) {
 	host, ok := res.Body.(io.ReadWriteCloser)
 	if !ok || !isWebSocket(upgradeOf(res.Header)) || !isWebSocket(upgradeOf(o.r.Header)) {
-		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: o.to.host + " switched to a protocol that the request did not ask for"})
+		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: o.to.host + " switched to a protocol that was not requested"})
 		return
 	}
 	if _, compressed := res.Header["Sec-Websocket-Extensions"]; compressed && o.filter != nil {
-		o.fail(unreadable(o.to.host, "has WebSocket extensions that were not asked for"))
+		o.fail(unreadable(o.to.host, "negotiated WebSocket extensions that were not requested"))
 		return
 	}
 	o.clean(res.Header)

@@ -70,7 +70,7 @@ func (s *Server) refuse(a *reply, name, reason string) {
 func (s *Server) assign(a *reply, name string) {
 	addr, ok := s.names.assign(name, time.Now())
 	if !ok {
-		const reason = "the sandbox asked for too many names within an hour"
+		const reason = "the sandbox looked up too many names within an hour"
 		a.refuse(dns.RcodeServerFailure, dns.ExtendedErrorCodeOther, reason)
 		s.report(&s.refused, name, reason)
 		return

@@ -67,7 +67,7 @@ func (b *body) rewrite(out []byte) []byte {
 	b.copy()
 	work := (b.locals + 1) * (b.blocks + 1)
 	if b.m.work += work; work > maxWork || b.m.work > maxTotal {
-		b.fail(fmt.Errorf("a function has %d locals and %d blocks: that is too much to compile; split it", b.locals, b.blocks))
+		b.fail(fmt.Errorf("a function with %d locals and %d blocks is too large to compile; split it", b.locals, b.blocks))
 		return out
 	}
 	if b.bulk {
@@ -91,7 +91,7 @@ func (b *body) declarations() (groups int, declared []byte) {
 		total += uint64(b.u32())
 		b.byte()
 		if total > maxLocals {
-			b.fail(fmt.Errorf("a function has %d locals: at most %d fit", total, maxLocals))
+			b.fail(fmt.Errorf("a function has %d locals; use at most %d", total, maxLocals))
 		}
 	}
 	b.locals = int(total)

@@ -39,7 +39,7 @@ func (m *parser) joinData(r *reader) []byte {
 func (m *parser) rewriteCount(r *reader) []byte {
 	n := r.u32()
 	if n > maxSegments {
-		r.fail(fmt.Errorf("it has too many data segments: at most %d fit", maxSegments))
+		r.fail(fmt.Errorf("it has too many data segments; use at most %d", maxSegments))
 	}
 	if uint64(n) != uint64(m.dataSegments) {
 		return r.data

@@ -159,7 +159,7 @@ func TestModulesBeyondALimitAreRefused(t *testing.T) {
 		"huge table": {[]byte("\x00asm\x01\x00\x00\x00\x04\x07\x01\x70\x00\x80\x80\x80\x7f"), "slots"},
 		"functions":  {[]byte("\x00asm\x01\x00\x00\x00\x03\x05\xff\xff\xff\xff\x0f"), "4294967295 functions"},
 		"work": {Assembly{Funcs: []Func{{Locals: 9000, Body: append(Code(repeat(1000, Code(I32Const(0), BrIf(0)))), End...)}}}.Binary(),
-			"too much to compile"},
+			"too large to compile"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

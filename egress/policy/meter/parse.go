@@ -157,7 +157,7 @@ func (m *parser) rewriteTypes(r *reader) []byte {
 		params := r.next(r.u32())
 		results := r.next(r.u32())
 		if len(params) > maxLocals || len(results) > maxLocals {
-			r.fail(fmt.Errorf("a function has %d parameters and %d results: at most %d fit", len(params), len(results), maxLocals))
+			r.fail(fmt.Errorf("a function has %d parameters and %d results; use at most %d", len(params), len(results), maxLocals))
 		}
 		m.types = append(m.types, Signature{params, results})
 	}
@@ -230,7 +230,7 @@ func (m *parser) rewriteTables(r *reader) []byte {
 		kind := r.byte()
 		low, high := r.limits(maxTable)
 		if m.tableSlots += int(low); m.tableSlots > maxTable {
-			r.fail(fmt.Errorf("its tables have %d slots: at most %d fit", m.tableSlots, maxTable))
+			r.fail(fmt.Errorf("its tables have %d slots; use at most %d", m.tableSlots, maxTable))
 		}
 		out = append(out, kind, 1)
 		out = appendU32(out, low)
@@ -316,7 +316,7 @@ func (m *parser) rewriteElements(r *reader) []byte {
 		}
 		elements := r.count("elements of a segment", maxTable)
 		if m.tableSlots += elements; m.tableSlots > 2*maxTable {
-			r.fail(fmt.Errorf("its segments for tables have too many elements: at most %d fit", maxTable))
+			r.fail(fmt.Errorf("its segments for tables have too many elements; use at most %d", maxTable))
 		}
 		out = appendU32(out, uint32(elements))
 		for range elements {
@@ -347,7 +347,7 @@ func (m *parser) rewriteCode(r *reader) []byte {
 	for i := range n {
 		size := r.u32()
 		if size > maxBody {
-			r.fail(fmt.Errorf("a function has %d bytes: at most %d fit", size, maxBody))
+			r.fail(fmt.Errorf("a function has %d bytes; use at most %d", size, maxBody))
 		}
 		code := r.next(size)
 		if r.err != nil {

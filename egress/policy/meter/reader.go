@@ -93,7 +93,7 @@ func (r *reader) skipSigned(bytes int) {
 func (r *reader) count(what string, limit int) int {
 	n := r.u32()
 	if uint64(n) > uint64(limit) {
-		r.fail(fmt.Errorf("it has %d %s: at most %d fit", n, what, limit))
+		r.fail(fmt.Errorf("it has %d %s; use at most %d", n, what, limit))
 		return 0
 	}
 	if int(n) > r.left() {

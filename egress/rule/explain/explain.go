@@ -91,7 +91,7 @@ func decide(t *rule.Table, r rule.Request, known Known) Explanation {
 	}
 	if r.Method == "" {
 		e := of(Request, d)
-		e.Reason = "each of its requests is decided on; traffic other than HTTP is refused"
+		e.Reason = "each request is decided separately; traffic other than HTTP is refused"
 		return e
 	}
 	d = t.Decide(r)
@@ -115,16 +115,16 @@ func of(stage Stage, d rule.Decision) Explanation {
 	}
 	switch {
 	case d.Rule == "default":
-		e.Reason = "no rule is about it, and the default lets through what goes to a public address by its name"
+		e.Reason = "no rule matches, and the default allows connections to public addresses by name"
 	case d.Verdict == rule.VerdictRespond:
 		e.Reason = "the rule responds instead of the host"
 	case len(d.Chain) > 0:
-		e.Reason = "the rule lets it through its policies, which may still refuse it"
+		e.Reason = "the rule allows it through its policies, which may still deny it"
 	default:
 		e.Reason = "the rule allows it"
 	}
 	if stage == Connection {
-		e.Reason += "; the connection passes through untouched"
+		e.Reason += "; the connection passes through unmodified"
 	}
 	return e
 }

@@ -137,7 +137,7 @@ func Open(ctx context.Context, docs document.Store) (*Sets, error) {
 		}
 		set, err := decode(scope, value)
 		if err != nil {
-			s.faults = append(s.faults, fmt.Errorf("the stored rules of %s cannot be read, so it is denied everything: %w", scope, err))
+			s.faults = append(s.faults, fmt.Errorf("cannot read the stored rules of %s; all its traffic is denied: %w", scope, err))
 		}
 		s.scopes.Store(scope, set)
 		return nil

@@ -118,7 +118,7 @@ func privateKey(value []byte) (any, error) {
 		return nil, errors.New("no private key in PEM")
 	}
 	if len(block.Bytes) > maxKey {
-		return nil, fmt.Errorf("a private key of %d bytes: at most %d fit, which RSA keys of 8192 bits have", len(block.Bytes), maxKey)
+		return nil, fmt.Errorf("private key of %d bytes is too large; use at most %d, as RSA keys of 8192 bits have", len(block.Bytes), maxKey)
 	}
 	for _, parse := range []func([]byte) (any, error){
 		x509.ParsePKCS8PrivateKey,
@@ -129,5 +129,5 @@ func privateKey(value []byte) (any, error) {
 			return key, nil
 		}
 	}
-	return nil, errors.New("no private key that can be read: it must be PKCS #8, PKCS #1 or SEC 1, not encrypted")
+	return nil, errors.New("unsupported private key; use PKCS #8, PKCS #1 or SEC 1 without encryption")
 }

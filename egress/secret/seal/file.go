@@ -26,8 +26,8 @@ const (
 	maxKeys = 64
 )
 
-const header = "# The key with which doze seals secrets. Without it they are lost; its readers can read them.\n" +
-	"# One key a line, in base64: the first seals, all open. To change the key put another line first.\n"
+const header = "# The key that encrypts doze's secrets. Without it they are lost; anyone who can read it can decrypt them.\n" +
+	"# One key per line, in base64: the first one encrypts, all of them decrypt. To change the key, add a line at the top.\n"
 
 // Open reads the key that seals: from systemd's credential doze-seal where there is
 // one, else from the file, which is made with a new key when it is missing. When
@@ -98,12 +98,12 @@ func parse(path string, text []byte) ([][]byte, error) {
 		}
 		key, err := base64.StdEncoding.DecodeString(string(line))
 		if err != nil || len(key) != keySize {
-			return nil, fmt.Errorf("line %d of %s is not a key: write 32 random bytes in base64, as `openssl rand -base64 32` does", number, path)
+			return nil, fmt.Errorf("line %d of %s is not a valid key; write 32 random bytes in base64, as `openssl rand -base64 32` does", number, path)
 		}
 		keys = append(keys, key)
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("%s has no key in it: restore the earlier file; if nothing was sealed yet remove it, and another is made", path)
+		return nil, fmt.Errorf("%s contains no key; restore it from a backup, or remove it if nothing was sealed yet", path)
 	}
 	return keys, nil
 }

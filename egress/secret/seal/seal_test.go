@@ -176,8 +176,8 @@ func TestBadFilesAreRefusedWithARemedy(t *testing.T) {
 	}{
 		"others may read":  {line('K'), 0o640, "chmod 600"},
 		"others may write": {line('K'), 0o602, "chmod 600"},
-		"empty":            {"", 0o600, "has no key in it"},
-		"comments only":    {header, 0o600, "has no key in it"},
+		"empty":            {"", 0o600, "contains no key"},
+		"comments only":    {header, 0o600, "contains no key"},
 		"too short":        {"# one\nS0tLS0tLS0s=\n", 0o600, "line 2 of"},
 		"no base64":        {"KKKK KKKK!\n", 0o600, "openssl rand -base64 32"},
 		"second line":      {line('K') + "KKKK", 0o600, "line 2 of"},

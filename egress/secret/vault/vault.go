@@ -33,7 +33,7 @@ var (
 	ErrUnreadable = errors.New("the secret cannot be unsealed: put it again")
 	// ErrTooMany is returned when an owner has as many secrets as fit, and
 	// wrapped in a *HostFullError when one of the hosts has.
-	ErrTooMany = fmt.Errorf("there are %d secrets already: delete one first", MaxSecrets)
+	ErrTooMany = fmt.Errorf("the limit of %d secrets is reached; delete one first", MaxSecrets)
 )
 
 // Secret describes a secret, without its value.

@@ -161,7 +161,7 @@ func (a *Authority) renew(ctx context.Context) error {
 	}
 	if made {
 		one := all[len(all)-1].cert
-		a.cfg.Log.Info("egress CA made a root", "subject", one.Subject.CommonName, "ends", one.NotAfter, "roots", len(all))
+		a.cfg.Log.Info("created an egress CA", "subject", one.Subject.CommonName, "ends", one.NotAfter, "roots", len(all))
 	}
 	a.roots.Store(newRoots(all))
 	return nil

@@ -165,7 +165,7 @@ func printable(s string, limit int) string {
 
 func (h *host) inExchange() {
 	if h.phase == starting {
-		fail("it asked for a request while it was starting")
+		fail("it accessed a request while it was starting")
 	}
 }
 
@@ -278,7 +278,7 @@ func (h *host) fields(kind uint32, change bool) http.Header {
 		}
 		return response.trailer
 	}
-	fail("there is no header of kind %d", kind)
+	fail("unknown kind of header: %d", kind)
 	return nil
 }
 
@@ -387,7 +387,7 @@ func (h *host) ReadBody(kind uint32, buf []byte) uint64 {
 		a := h.responseOf("reads the response's body")
 		return next(a.body, &a.read, buf)
 	}
-	fail("there is no body of kind %d", kind)
+	fail("unknown kind of body: %d", kind)
 	return 0
 }
 
@@ -430,7 +430,7 @@ func (h *host) WriteBody(kind uint32, body []byte) {
 		}
 		a.body = append(a.body, body...)
 	default:
-		fail("there is no body of kind %d", kind)
+		fail("unknown kind of body: %d", kind)
 	}
 }
 
