@@ -6,16 +6,15 @@
 package inuse
 
 import (
-	"encoding/hex"
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,20 +47,28 @@ func Check(network string, address netip.AddrPort) error {
 	if err == nil || !errors.Is(err, unix.EADDRINUSE) {
 		return nil // free, or Caddy's own attempt reports what is wrong
 	}
-	owners, err := listeners(network, address)
+	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return err
 	}
-	own, err := sockets("/proc/self/fd")
+	owners, err := listeners(proc, network, address)
 	if err != nil {
 		return err
 	}
-	owners = slices.DeleteFunc(owners, func(inode string) bool { return own[inode] })
+	self, err := proc.Self()
+	if err != nil {
+		return err
+	}
+	own, err := sockets(self)
+	if err != nil {
+		return err
+	}
+	owners = slices.DeleteFunc(owners, func(inode uint64) bool { return own[inode] })
 	if len(owners) == 0 {
 		return nil // our own, from the configuration before
 	}
 	e := &Error{Network: network, Address: address}
-	e.PID, e.Program = process(owners)
+	e.PID, e.Program = process(proc, owners)
 	return e
 }
 
@@ -93,99 +100,71 @@ func bind(network string, address netip.AddrPort) error {
 	return unix.Bind(fd, sockaddr)
 }
 
-// stateListen is the state of a listening socket in /proc/net/tcp (TCP_LISTEN); UDP sockets
-// that only receive are in stateUnconnected (TCP_CLOSE).
+// States of sockets in /proc/net/tcp and udp (TCP_LISTEN and TCP_CLOSE): a UDP socket that
+// only receives is unconnected.
 const (
-	stateListen      = "0A"
-	stateUnconnected = "07"
+	stateListen      = 0x0a
+	stateUnconnected = 0x07
 )
 
 // listeners returns the inodes of the sockets that listen on an address, on all
 // addresses, or on any address if this one stands for all.
-func listeners(network string, address netip.AddrPort) ([]string, error) {
-	state := stateListen
+func listeners(fs procfs.FS, network string, address netip.AddrPort) ([]uint64, error) {
+	var all procfs.NetIPSocket
+	var err, err6 error // the second one if there is no IPv6
+	state := uint64(stateListen)
 	if network == "udp" {
 		state = stateUnconnected
+		var v4, v6 procfs.NetUDP
+		v4, err = fs.NetUDP()
+		v6, err6 = fs.NetUDP6()
+		all = slices.Concat(procfs.NetIPSocket(v4), procfs.NetIPSocket(v6))
+	} else {
+		var v4, v6 procfs.NetTCP
+		v4, err = fs.NetTCP()
+		v6, err6 = fs.NetTCP6()
+		all = slices.Concat(procfs.NetIPSocket(v4), procfs.NetIPSocket(v6))
 	}
-	var inodes []string
-	for _, suffix := range []string{"", "6"} {
-		text, err := os.ReadFile("/proc/self/net/" + network + suffix)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // no IPv6
-		}
-		if err != nil {
-			return nil, err
-		}
-		for line := range strings.Lines(string(text)) {
-			// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
-			fields := strings.Fields(line)
-			if len(fields) < 10 || fields[3] != state {
-				continue
-			}
-			local, ok := parseLocal(fields[1])
-			if ok && local.Port() == address.Port() && overlap(local.Addr(), address.Addr().Unmap()) {
-				inodes = append(inodes, fields[9])
-			}
+	if !errors.Is(err6, os.ErrNotExist) {
+		err = cmp.Or(err, err6)
+	}
+	var inodes []uint64
+	for _, s := range all {
+		local, _ := netip.AddrFromSlice(s.LocalAddr)
+		if s.St == state && s.LocalPort == uint64(address.Port()) && overlap(local.Unmap(), address.Addr().Unmap()) {
+			inodes = append(inodes, s.Inode)
 		}
 	}
-	return inodes, nil
+	return inodes, err
 }
 
 func overlap(a, b netip.Addr) bool {
 	return a.IsUnspecified() || b.IsUnspecified() || a == b.WithZone("")
 }
 
-// parseLocal parses an address of /proc/net/tcp: 32-bit words in the byte order of
-// the machine, which is little-endian on all that doze supports, and the port.
-func parseLocal(text string) (netip.AddrPort, bool) {
-	address, portText, _ := strings.Cut(text, ":")
-	port, err := strconv.ParseUint(portText, 16, 16)
-	if err != nil {
-		return netip.AddrPort{}, false
-	}
-	raw, err := hex.DecodeString(address)
-	if err != nil || len(raw)%4 != 0 {
-		return netip.AddrPort{}, false
-	}
-	for word := range slices.Chunk(raw, 4) {
-		slices.Reverse(word)
-	}
-	ip, ok := netip.AddrFromSlice(raw)
-	return netip.AddrPortFrom(ip.Unmap(), uint16(port)), ok
-}
-
-// sockets returns the inodes of the sockets in a folder of file descriptors.
-func sockets(dir string) (map[string]bool, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, err
-	}
-	inodes := map[string]bool{}
-	for _, e := range entries {
-		target, err := os.Readlink(filepath.Join(dir, e.Name()))
-		if inode, ok := strings.CutPrefix(target, "socket:["); err == nil && ok {
-			inodes[strings.TrimSuffix(inode, "]")] = true
+// sockets returns the inodes of a process' sockets.
+func sockets(p procfs.Proc) (map[uint64]bool, error) {
+	targets, err := p.FileDescriptorTargets()
+	inodes := map[uint64]bool{}
+	for _, target := range targets {
+		var inode uint64
+		if n, _ := fmt.Sscanf(target, "socket:[%d]", &inode); n == 1 {
+			inodes[inode] = true
 		}
 	}
-	return inodes, nil
+	return inodes, err
 }
 
 // process finds a process that has one of these sockets, among those that this user
 // may inspect.
-func process(inodes []string) (pid int, program string) {
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
+func process(fs procfs.FS, inodes []uint64) (pid int, program string) {
+	all, _ := fs.AllProcs()
+	for _, p := range all {
+		has, err := sockets(p)
+		if err == nil && slices.ContainsFunc(inodes, func(inode uint64) bool { return has[inode] }) {
+			program, _ = p.Comm()
+			return p.PID, program
 		}
-		dir := filepath.Join("/proc", e.Name())
-		has, err := sockets(filepath.Join(dir, "fd"))
-		if err != nil || !slices.ContainsFunc(inodes, func(inode string) bool { return has[inode] }) {
-			continue
-		}
-		comm, _ := os.ReadFile(filepath.Join(dir, "comm"))
-		return pid, strings.TrimSpace(string(comm))
 	}
 	return 0, ""
 }
