@@ -1,10 +1,14 @@
 //go:build race
 
-package testkit
+package testkit_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/doze-run/doze/testkit"
+)
 
 func TestMemoryFiguresAreRefusedUnderTheRaceDetector(t *testing.T) {
-	wantFatal(t, run(func(t *fakeT) { HeapGrowth(t, func() {}) }), "_memory_test.go")
-	wantFatal(t, run(func(t *fakeT) { ResidentGrowth(t, func() {}) }), "_memory_test.go")
+	wantFatal(t, run(func(t *fakeT) { testkit.HeapGrowth(t, func() {}) }), "_memory_test.go")
+	wantFatal(t, run(func(t *fakeT) { testkit.ResidentGrowth(t, func() {}) }), "_memory_test.go")
 }
