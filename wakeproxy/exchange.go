@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -25,6 +26,9 @@ type exchange struct {
 	port  sandbox.Port
 	reach reach
 	names names
+	// body is the visitor's own. A reverse proxy may wrap it in one that must not be
+	// closed during a Read, as Caddy does; http.Transport closes it so.
+	body io.ReadCloser
 
 	start, until time.Time // until: when waiting ends
 	waitTimeout  time.Duration
@@ -67,6 +71,7 @@ func (h *Handler) newExchange(r *http.Request, id sandbox.ID, port sandbox.Port)
 		port:        port,
 		reach:       reachOf(r, port.Wake),
 		names:       namesOf(r, h.opts.Trusted(r), port.Port),
+		body:        r.Body,
 		start:       now,
 		until:       now.Add(limit),
 		waitTimeout: h.opts.WaitTimeout,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -26,7 +27,7 @@ func (x *exchange) stream(ctx context.Context, res *http.Response) {
 	x.mu.Lock()
 	x.silence = time.AfterFunc(min(x.sleepAfter, maxSilenceCheck), x.checkSilence)
 	x.mu.Unlock()
-	res.Body = &responseBody{requestBody{ReadCloser: res.Body, x: x, ctx: ctx}}
+	res.Body = &responseBody{body{ReadCloser: res.Body, x: x, ctx: ctx}}
 }
 
 // checkSilence releases the lease if the stream was silent for sleep_after, and
@@ -95,26 +96,14 @@ func (x *exchange) endSilence() {
 	}
 }
 
-// responseBody is the body of a response, whose bytes are traffic.
-type responseBody struct{ requestBody }
-
-// Read counts as traffic by itself: a reader that asks for more has forwarded the
-// earlier bytes, and a frozen sandbox sends no more.
-func (b *responseBody) Read(p []byte) (int, error) {
-	if err := b.x.traffic(b.ctx); err != nil {
-		return 0, err
-	}
-	return b.requestBody.Read(p)
-}
-
-// requestBody is the body of a request, whose bytes are traffic.
-type requestBody struct {
+// body is a body whose bytes are traffic.
+type body struct {
 	io.ReadCloser
 	x   *exchange
 	ctx context.Context
 }
 
-func (b *requestBody) Read(p []byte) (int, error) {
+func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if n > 0 {
 		if err := b.x.traffic(b.ctx); err != nil {
@@ -122,4 +111,36 @@ func (b *requestBody) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// requestBody is the body of a request. Its methods may be called concurrently.
+type requestBody struct {
+	body
+	read atomic.Bool
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	b.read.Store(true)
+	return b.body.Read(p)
+}
+
+// Close leaves a body open that was not read: http.Server, which closes it in the
+// end, first reads what the visitor still sends.
+func (b *requestBody) Close() error {
+	if !b.read.Load() {
+		return nil
+	}
+	return b.body.Close()
+}
+
+// responseBody is the body of a response.
+type responseBody struct{ body }
+
+// Read counts as traffic by itself: a reader that asks for more has forwarded the
+// earlier bytes, and a frozen sandbox sends no more.
+func (b *responseBody) Read(p []byte) (int, error) {
+	if err := b.x.traffic(b.ctx); err != nil {
+		return 0, err
+	}
+	return b.body.Read(p)
 }

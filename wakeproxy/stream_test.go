@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,7 +45,7 @@ func newStreaming(t *testing.T, port sandbox.Port) *streaming {
 	request, s.upload = io.Pipe()
 	res := &http.Response{Body: response}
 	x.stream(t.Context(), res)
-	s.visitor, s.body = res.Body, &requestBody{ReadCloser: request, x: x, ctx: t.Context()}
+	s.visitor, s.body = res.Body, &requestBody{body: body{ReadCloser: request, x: x, ctx: t.Context()}}
 	return s
 }
 
@@ -195,3 +196,54 @@ func TestStreamOfASandboxThatNeverSleepsHoldsItsLease(t *testing.T) {
 		s.x.cleanUp()
 	})
 }
+
+// wrappedBody must be neither read nor closed.
+type wrappedBody struct{ t *testing.T }
+
+func (b wrappedBody) Read([]byte) (int, error) {
+	b.t.Error("the wrapper was read")
+	return 0, io.EOF
+}
+
+func (b wrappedBody) Close() error { return nil }
+
+// The body in which Caddy's reverse proxy wraps the visitor's is not safe for a Close
+// during a Read, which is how http.Transport ends a body whose response is over.
+func TestBodyIsReadWithoutTheReverseProxysWrapper(t *testing.T) {
+	var got []byte
+	server := app(t, func(_ http.ResponseWriter, r *http.Request) { got, _ = io.ReadAll(r.Body) })
+	node := newFakeNode(t, server, sandbox.Port{})
+	proxy := New(node, node.log.Logger())
+	t.Cleanup(proxy.Close)
+	next := func(w http.ResponseWriter, r *http.Request) error {
+		r.Body = wrappedBody{t}
+		return reverseProxy(proxy)(w, r)
+	}
+	r := httptest.NewRequest("POST", "http://"+previewHost(), strings.NewReader("hello"))
+	w := httptest.NewRecorder()
+	NewHandler(proxy, next, Options{Domains: []string{domain}}).ServeHTTP(w, r)
+	if w.Code != http.StatusOK || string(got) != "hello" {
+		t.Errorf("status %d, the server got %q", w.Code, got)
+	}
+}
+
+func TestBodyIsClosedOnceItWasRead(t *testing.T) {
+	body, closed := &requestBody{}, 0
+	body.ReadCloser = struct {
+		io.Reader
+		closer
+	}{strings.NewReader("hello"), func() error { closed++; return nil }}
+	body.Close()
+	if closed != 0 {
+		t.Error("a body that was not read is closed")
+	}
+	body.Read(nil)
+	body.Close()
+	if closed != 1 {
+		t.Error("a body that was read is not closed")
+	}
+}
+
+type closer func() error
+
+func (c closer) Close() error { return c() }

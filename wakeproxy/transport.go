@@ -159,7 +159,7 @@ func (x *exchange) send(over *http.Transport, req *http.Request, bodyless bool) 
 	out.Host = names.toServer(out.Header)
 	switch {
 	case !bodyless:
-		out.Body = &requestBody{ReadCloser: req.Body, x: x, ctx: req.Context()}
+		out.Body = &requestBody{body: body{ReadCloser: x.body, x: x, ctx: req.Context()}}
 	case over != x.proxy.h2c:
 		dontRepeat(out)
 	}
