@@ -18,7 +18,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// readTree returns the document as JSON, as the node serves it.
+// readTree returns the document as JSON.
 func readTree(t *testing.T) openAPIDocument {
 	t.Helper()
 	_, text := readDocument(t)

@@ -3,10 +3,10 @@ package api
 import (
 	"context"
 	"net/http"
-	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/docs"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -17,32 +17,8 @@ const (
 	codesExtension = "x-problem-codes"
 )
 
-// newDocument returns the OpenAPI document, without routes yet.
-func (a *API) newDocument() *huma.OpenAPI {
-	return &huma.OpenAPI{
-		OpenAPI: "3.1.0",
-		Info: &huma.Info{
-			Title:       "doze",
-			Version:     documentVersion,
-			Description: "Sandboxes that sleep until someone knocks. Errors are problem documents (RFC 9457) with a stable `code`.",
-			License:     &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"},
-		},
-		Servers: []*huma.Server{{URL: Prefix}},
-		Tags:    tags,
-		Components: &huma.Components{
-			Headers: responseHeaders,
-			Schemas: newSchemas(),
-			SecuritySchemes: map[string]*huma.SecurityScheme{
-				securityScheme: {Type: "http", Scheme: "bearer", Description: "The node's token."},
-			},
-		},
-	}
-}
-
-// registerOpenAPI adds the document's own route, last. The first request for the
-// document writes it.
+// registerOpenAPI adds the document's own route.
 func (a *API) registerOpenAPI() {
-	document := sync.OnceValues(a.document)
 	register(a, route{
 		method: http.MethodGet, path: openAPIPath, id: "openapi", tag: "node", open: true,
 		summary: "The OpenAPI 3.1 document", description: "Needs no token.",
@@ -52,10 +28,6 @@ func (a *API) registerOpenAPI() {
 			Content:     map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{Type: huma.TypeObject}}},
 		}},
 	}, func(context.Context, *struct{}) (*bytesOutput, error) {
-		text, err := document()
-		if err != nil {
-			return nil, err
-		}
-		return &bytesOutput{ContentType: "application/json", Body: text}, nil
+		return &bytesOutput{ContentType: "application/json", Body: docs.OpenAPI}, nil
 	})
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/docs"
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -95,17 +97,28 @@ type operation struct {
 
 func readDocument(t *testing.T) (document, []byte) {
 	t.Helper()
-	a := newAPI(t, Config{})
+	text, err := newAPI(t, Config{}).document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d document
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	return d, text
+}
+
+// The node serves the committed document, which TestDocumentIsCommitted compares with the
+// routes.
+func TestDocumentIsServed(t *testing.T) {
 	rec := httptest.NewRecorder()
-	a.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/api/v1/openapi.json", nil))
+	newAPI(t, Config{}).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/api/v1/openapi.json", nil))
 	if rec.Code != http.StatusOK || rec.Header().Get("Content-Type") != "application/json" {
 		t.Fatalf("status %d, type %q", rec.Code, rec.Header().Get("Content-Type"))
 	}
-	var d document
-	if err := json.Unmarshal(rec.Body.Bytes(), &d); err != nil {
-		t.Fatal(err)
+	if !bytes.Equal(rec.Body.Bytes(), docs.OpenAPI) || len(docs.OpenAPI) < 1<<16 {
+		t.Errorf("the node serves %d bytes, not the %d of docs/openapi.json", rec.Body.Len(), len(docs.OpenAPI))
 	}
-	return d, rec.Body.Bytes()
 }
 
 func TestDocumentHasEveryRouteWithItsProblems(t *testing.T) {

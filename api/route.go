@@ -71,7 +71,7 @@ func (e *Exchange) Resolve(ctx huma.Context) []error {
 // use huma too.
 func (a *API) newHuma() huma.API {
 	return humago.NewWithPrefix(a.mux, Prefix, huma.Config{
-		OpenAPI: a.newDocument(),
+		OpenAPI: &huma.OpenAPI{Components: &huma.Components{Schemas: newSchemas()}},
 		// Huma finds the format of application/problem+json by its suffix.
 		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat},
 		DefaultFormat:                "application/json",

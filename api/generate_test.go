@@ -48,12 +48,30 @@ var responseHeaders = map[string]*huma.Header{
 	"ETag":              {Description: "Revision of the resource.", Schema: &huma.Schema{Type: huma.TypeString}},
 }
 
-// document returns the OpenAPI document of all routes, as the node serves it.
+// describe adds what the document says about the API as a whole.
+func describe(document *huma.OpenAPI) {
+	document.Info = &huma.Info{
+		Title:       "doze",
+		Version:     documentVersion,
+		Description: "Sandboxes that sleep until someone knocks. Errors are problem documents (RFC 9457) with a stable `code`.",
+		License:     &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"},
+	}
+	document.Servers = []*huma.Server{{URL: Prefix}}
+	document.Tags = tags
+	document.Components.Headers = responseHeaders
+	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		securityScheme: {Type: "http", Scheme: "bearer", Description: "The node's token."},
+	}
+}
+
+// document returns the OpenAPI document of all routes, which is committed as
+// docs/openapi.json.
 //
 // Huma describes what the server accepts, and validates requests with its schemas.
-// The document promises less about responses, and says more to people: so it is
+// The document promises less about responses, and describes more for people: so it is
 // edited as JSON, which leaves huma's schemas as they are.
 func (a *API) document() ([]byte, error) {
+	describe(a.huma.OpenAPI())
 	text, err := json.Marshal(a.huma.OpenAPI())
 	if err != nil {
 		return nil, fmt.Errorf("encode the OpenAPI document: %w", err)
