@@ -365,9 +365,9 @@ func TestFailuresOfTheNodeAreNotTheGuests(t *testing.T) {
 		err  error
 		code problem.Code
 	}{{syscall.EIO, problem.SleepFailed}, {&fs.PathError{Op: "open", Path: "cgroup.freeze", Err: syscall.EMFILE}, problem.DescriptorsExhausted}} {
-		s.node.Freezer.Fail(c.err, nil)
+		s.node.Freezer.Fail("freeze", c.err)
 		s.refused(c.code, "POST", "/sandbox/a/sleep", nil)
 	}
-	s.node.Freezer.Fail(nil, nil)
+	s.node.Freezer.Fail("freeze", nil)
 	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/a/sleep", nil)
 }

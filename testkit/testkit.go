@@ -4,6 +4,7 @@ package testkit
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -71,6 +72,22 @@ func receive[T any](t testing.TB, what string, c <-chan T) (v T, ok bool) {
 		t.Fatalf("did not happen within %v: %s", Patience, what)
 	}
 	return v, ok
+}
+
+// NoError ends the test if a call returned an error.
+func NoError(t testing.TB, call string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", call, err)
+	}
+}
+
+// ErrorIs fails the test unless a call returned that error, which may be wrapped.
+func ErrorIs(t testing.TB, call string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("%s: %v, want %v", call, err, want)
+	}
 }
 
 // Stacks returns the stacks of all goroutines, as a detail for Eventually.

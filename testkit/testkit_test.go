@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -115,6 +116,21 @@ func TestClosed(t *testing.T) {
 		close(c)
 		testkit.Closed(t, "the end", c)
 	})
+}
+
+func TestErrorsOfCalls(t *testing.T) {
+	f := run(func(t *fakeT) {
+		testkit.NoError(t, "Ping", nil)
+		testkit.ErrorIs(t, "Open", fmt.Errorf("open it: %w", fs.ErrNotExist), fs.ErrNotExist)
+	})
+	if len(f.failed) > 0 {
+		t.Errorf("failed with %q", f.failed)
+	}
+	wantFatal(t, run(func(t *fakeT) { testkit.NoError(t, "Ping", io.EOF) }), "Ping: EOF")
+	f = run(func(t *fakeT) { testkit.ErrorIs(t, "Open", nil, fs.ErrNotExist) })
+	if f.fatal || len(f.failed) != 1 || !strings.Contains(f.failed[0], "Open: <nil>, want file does not exist") {
+		t.Errorf("failed with %q, fatal %v", f.failed, f.fatal)
+	}
 }
 
 func TestContextEndsAfterPatienceAndWithTheTest(t *testing.T) {

@@ -48,11 +48,11 @@ func TestConditionLastsAsLongAsTheFault(t *testing.T) {
 		succeed func()
 	}{{
 		name:    "a sleep that fails",
-		spoil:   func() { n.Freezer.Fail(syscall.EBUSY, nil) },
+		spoil:   func() { n.Freezer.Fail("freeze", syscall.EBUSY) },
 		try:     func() error { _, err := n.Manager.Sleep(t.Context(), sb.ID); return err },
 		code:    sandbox.ConditionSleepFailed,
 		words:   "freeze " + string(sb.ID) + ": device or resource busy",
-		mend:    func() { n.Freezer.Fail(nil, nil) },
+		mend:    func() { n.Freezer.Fail("freeze", nil) },
 		succeed: func() { mustSleep(t, n.Manager, sb.ID) },
 	}, {
 		name:    "a stop that fails asleep",
@@ -64,11 +64,11 @@ func TestConditionLastsAsLongAsTheFault(t *testing.T) {
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release(); mustSleep(t, n.Manager, sb.ID) },
 	}, {
 		name:    "a warm wake that fails",
-		spoil:   func() { n.Freezer.Fail(nil, syscall.EIO) },
+		spoil:   func() { n.Freezer.Fail("thaw", syscall.EIO) },
 		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
 		code:    sandbox.ConditionWakeFailed,
 		words:   "thaw " + string(sb.ID) + ": input/output error",
-		mend:    func() { n.Freezer.Fail(nil, nil) },
+		mend:    func() { n.Freezer.Fail("thaw", nil) },
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release() },
 	}, {
 		name:    "a stop that fails",
@@ -187,7 +187,7 @@ func TestConditionOfAFailedDestruction(t *testing.T) {
 func TestCanceledCallIsNotACondition(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
-	n.Freezer.FailOnce(fmt.Errorf("wait for the kernel: %w", context.Canceled))
+	n.Freezer.FailOnce("freeze", fmt.Errorf("wait for the kernel: %w", context.Canceled))
 	if _, err := n.Manager.Sleep(t.Context(), sb.ID); err == nil {
 		t.Error("it slept")
 	}

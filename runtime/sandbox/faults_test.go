@@ -98,11 +98,11 @@ func TestSandboxThatNeitherStopsNorFreezesIsRunning(t *testing.T) {
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
 	n.Engine.Fail("stop", syscall.EIO)
-	n.Freezer.Fail(syscall.EBUSY, nil)
+	n.Freezer.Fail("freeze", syscall.EBUSY)
 	if _, err := n.Manager.Stop(t.Context(), sb.ID); !errors.Is(err, syscall.EIO) || !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("stop: %v", err)
 	}
-	n.Freezer.Fail(nil, nil)
+	n.Freezer.Fail("freeze", nil)
 	if s := stateOf(t, n.Manager, sb.ID); s != sandbox.StateRunning {
 		t.Errorf("its processes run and its state is %s", s)
 	}
@@ -219,11 +219,11 @@ func TestCloseFailsWaitersWithErrClosed(t *testing.T) {
 func TestFreezeThatFailsHalfWayLeavesItThawed(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
-	n.Freezer.FailAfterFreeze(syscall.ETIMEDOUT)
+	n.Freezer.Fail("after_freeze", syscall.ETIMEDOUT)
 	if _, err := n.Manager.Sleep(t.Context(), sb.ID); !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("sleep: %v", err)
 	}
-	n.Freezer.Fail(nil, nil)
+	n.Freezer.Fail("after_freeze", nil)
 	if frozen, err := n.Freezer.Frozen(t.Context(), sb.ID); err != nil || frozen {
 		t.Errorf("it is %s and frozen: %v, error %v", stateOf(t, n.Manager, sb.ID), frozen, err)
 	}

@@ -243,8 +243,8 @@ func TestFailedChecksAreRetriedWithBackoff(t *testing.T) {
 		fail, mend func(*testing.T, *sandboxtest.Node, sandbox.ID)
 	}{
 		"a sleep": {
-			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Freezer.Fail(syscall.EIO, nil) },
-			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Freezer.Fail(nil, nil) },
+			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Freezer.Fail("freeze", syscall.EIO) },
+			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Freezer.Fail("freeze", nil) },
 		},
 		"a stop": {
 			func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
@@ -265,10 +265,10 @@ func TestFailedChecksAreRetriedWithBackoff(t *testing.T) {
 		},
 		"an attachment": {
 			func(t *testing.T, n *sandboxtest.Node, _ sandbox.ID) {
-				n.Uplink.Fail(syscall.EIO)
+				n.Uplink.Fail("attach", syscall.EIO)
 				n.Crash(t, func() {})
 			},
-			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Uplink.Fail(nil) },
+			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Uplink.Fail("attach", nil) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

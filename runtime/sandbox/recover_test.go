@@ -200,7 +200,7 @@ func TestSandboxOfARemovedSizeKeepsItsLimits(t *testing.T) {
 func TestNothingIsDueAfterClose(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter, c.StopAfter = time.Hour, time.Hour })
 	sb := create(t, n.Manager, "app")
-	n.Freezer.FailOnce(syscall.EBUSY) // Close tries a second time
+	n.Freezer.FailOnce("freeze", syscall.EBUSY) // Close tries a second time
 	if err := n.Manager.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}

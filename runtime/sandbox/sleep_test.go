@@ -19,7 +19,7 @@ import (
 func TestFailedFreezeLeavesTheSandboxRunning(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
-	n.Freezer.Fail(errors.New("device busy"), nil)
+	n.Freezer.Fail("freeze", errors.New("device busy"))
 	if _, err := n.Manager.Sleep(t.Context(), sb.ID); err == nil || !strings.Contains(err.Error(), "device busy") {
 		t.Fatalf("got %v", err)
 	}
@@ -35,9 +35,9 @@ func TestSandboxThatDoesNotFreezeKeepsRunning(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
-	reached, release := n.Freezer.Block(t)
+	release := n.Freezer.Block("freeze")
 	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
-	<-reached
+	n.Freezer.AwaitBlocked(t, "freeze")
 	lease, err := n.Manager.Acquire(testkit.Context(t), sb.ID, sandbox.CausePreview)
 	if err != nil {
 		t.Fatalf("acquire: %v", err)
@@ -70,10 +70,10 @@ func TestGuestIsTrimmedBeforeItIsFrozen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
 			sb := create(t, n.Manager, "app")
-			reached, release := n.Freezer.Block(t)
+			release := n.Freezer.Block("freeze")
 			slept := make(chan error, 1)
 			go func() { slept <- test.sleep(n, sb.ID) }()
-			testkit.Closed(t, "the freeze", reached)
+			n.Freezer.AwaitBlocked(t, "freeze")
 			if trims := n.Engine.Trims(); trims != test.trims {
 				t.Errorf("the guest was trimmed %d times before the freeze, want %d", trims, test.trims)
 			}
@@ -110,9 +110,9 @@ func TestUseDuringAnIdleFreezeKeepsAwake(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
 			sb := create(t, n.Manager, "app")
-			reached, release := n.Freezer.Block(t)
+			release := n.Freezer.Block("freeze")
 			update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
-			<-reached
+			n.Freezer.AwaitBlocked(t, "freeze")
 			keepAwake(t, n, sb.ID)
 			release()
 			n.Manager.RunCheckLate(sb.ID, sandbox.StateStopped) // waits for its turn, and does nothing
@@ -184,7 +184,7 @@ func TestForcedSleepThatFailsLeavesItRunning(t *testing.T) {
 	sb := create(t, n.Manager, "app")
 	lease := acquire(t, n.Manager, sb.ID)
 	defer lease.Release()
-	n.Freezer.Fail(errors.New("device busy"), nil)
+	n.Freezer.Fail("freeze", errors.New("device busy"))
 	if _, err := n.Manager.ForceSleep(t.Context(), sb.ID); err == nil || !strings.Contains(err.Error(), "device busy") {
 		t.Errorf("forced sleep: %v", err)
 	}

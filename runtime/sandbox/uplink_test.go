@@ -95,7 +95,7 @@ func TestSandboxThatCannotBeAttachedDoesNotStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustStop(t, n.Manager, sb.ID)
-	n.Uplink.Fail(syscall.EMFILE)
+	n.Uplink.Fail("attach", syscall.EMFILE)
 	var we *sandbox.WakeError
 	if _, err := n.Manager.Acquire(t.Context(), sb.ID, sandbox.CauseExec); !errors.As(err, &we) || !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("acquire: %v", err)
@@ -111,7 +111,7 @@ func TestSandboxThatCannotBeAttachedDoesNotStart(t *testing.T) {
 	if n.Engine.Count() != 1 {
 		t.Errorf("%d containers are left, want one", n.Engine.Count())
 	}
-	n.Uplink.Fail(nil)
+	n.Uplink.Fail("attach", nil)
 	acquire(t, n.Manager, sb.ID).Release()
 	mustBeWell(t, n, sb.ID)
 	mustBeAttached(t, n, sb.ID)
@@ -127,14 +127,14 @@ func TestSandboxIsAttachedBeforeItsProcessesStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustStop(t, m, sb.ID)
-	reached, release := n.Uplink.Block()
+	release := n.Uplink.Block("attach")
 	events := subscribe(t, m, sb.ID)
 	woken := make(chan error, 1)
 	go func() {
 		_, err := m.Wake(t.Context(), sb.ID)
 		woken <- err
 	}()
-	testkit.Closed(t, "a call of Attach", reached)
+	n.Uplink.AwaitBlocked(t, "attach")
 	select {
 	case ev := <-events:
 		t.Errorf("before it was attached: %+v", ev)
@@ -151,14 +151,14 @@ func TestDestroyEndsAnAttachment(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustStop(t, n.Manager, sb.ID)
-	reached, release := n.Uplink.Block()
+	release := n.Uplink.Block("attach")
 	defer release()
 	woken := make(chan error, 1)
 	go func() {
 		_, err := n.Manager.Wake(t.Context(), sb.ID)
 		woken <- err
 	}()
-	testkit.Closed(t, "a call of Attach", reached)
+	n.Uplink.AwaitBlocked(t, "attach")
 	if err := n.Manager.Destroy(t.Context(), sb.ID); err != nil {
 		t.Errorf("destroy: %v", err)
 	}
@@ -174,11 +174,11 @@ func TestFailedForgetIsRepeatedAtTheNextStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	gone, stopped := create(t, n.Manager, "gone"), create(t, n.Manager, "stopped")
 	mustStop(t, n.Manager, stopped.ID)
-	n.Uplink.FailForget(true)
+	n.Uplink.Fail("forget", errors.New("the disk is full"))
 	if err := n.Manager.Destroy(t.Context(), gone.ID); err != nil {
 		t.Fatal(err)
 	}
-	n.Uplink.FailForget(false)
+	n.Uplink.Fail("forget", nil)
 	if !n.Uplink.Knows(gone.ID) {
 		t.Fatal("it is forgotten already")
 	}
@@ -221,7 +221,7 @@ func TestFailedAttachmentOfAnAdoptedSandboxIsRetried(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	running, asleep, stopped := create(t, n.Manager, "running"), create(t, n.Manager, "asleep"), create(t, n.Manager, "stopped")
 	mustSleep(t, n.Manager, asleep.ID)
-	n.Crash(t, func() { n.Uplink.Fail(syscall.EMFILE) })
+	n.Crash(t, func() { n.Uplink.Fail("attach", syscall.EMFILE) })
 	m := n.Manager
 	for id, want := range map[sandbox.ID]sandbox.State{running.ID: sandbox.StateRunning, asleep.ID: sandbox.StateAsleep} {
 		if got := mustHaveCondition(t, n, id, sandbox.ConditionNetworkLost, "no network"); got.State != want {
@@ -234,7 +234,7 @@ func TestFailedAttachmentOfAnAdoptedSandboxIsRetried(t *testing.T) {
 		mustHaveCondition(t, n, id, sandbox.ConditionNetworkLost, "too many open files")
 	}
 	mustStop(t, m, stopped.ID)
-	n.Uplink.Fail(nil)
+	n.Uplink.Fail("attach", nil)
 	for _, id := range []sandbox.ID{running.ID, asleep.ID} {
 		m.RunCheck(id)
 		mustBeWell(t, n, id)
@@ -312,7 +312,7 @@ func TestRouseOfASandboxThatDiedAsleepStartsNothing(t *testing.T) {
 	mustSleep(t, n.Manager, sb.ID)
 	n.Crash(t, func() {}) // adopted asleep, its guest has no watcher
 	n.Engine.Kill(t, sb.ID)
-	n.Freezer.FailOnce(syscall.EIO)
+	n.Freezer.FailOnce("freeze", syscall.EIO)
 	if _, err := n.Manager.Rouse(t.Context(), sb.ID, sandbox.CauseEgress); !errors.Is(err, sandbox.ErrNotRunning) {
 		t.Errorf("rouse: %v", err)
 	}

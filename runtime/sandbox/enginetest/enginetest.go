@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/testkit"
 )
@@ -85,16 +87,13 @@ type suite struct {
 // create makes a container, not started, which is removed with the test.
 func (s *suite) create() sandbox.ID {
 	s.Helper()
-	id := sandbox.NewID()
-	s.createAs(id)
-	return id
+	return s.createFrom(s.spec(sandbox.NewID()))
 }
 
-func (s *suite) createAs(id sandbox.ID) {
+func (s *suite) createFrom(spec sandbox.ContainerSpec) sandbox.ID {
 	s.Helper()
-	if err := s.Engine.Create(s.ctx, s.spec(id)); err != nil {
-		s.Fatalf("Create: %v", err)
-	}
+	testkit.NoError(s, "Create", s.Engine.Create(s.ctx, spec))
+	return spec.ID
 }
 
 // spec describes a container that is removed with the test, before the results of Spec.
@@ -120,9 +119,7 @@ func (s *suite) start(id sandbox.ID) sandbox.Container {
 func (s *suite) startWithin(id sandbox.ID, limits sandbox.Limits) sandbox.Container {
 	s.Helper()
 	c, err := s.Engine.Start(s.ctx, id, limits)
-	if err != nil {
-		s.Fatalf("Start: %v", err)
-	}
+	testkit.NoError(s, "Start", err)
 	if c.ID != id || c.State != sandbox.ContainerRunning || c.PID <= 0 {
 		s.Fatalf("Start returned %+v", c)
 	}
@@ -131,24 +128,18 @@ func (s *suite) startWithin(id sandbox.ID, limits sandbox.Limits) sandbox.Contai
 
 func (s *suite) stop(id sandbox.ID) {
 	s.Helper()
-	if err := s.Engine.Stop(s.ctx, id, grace); err != nil {
-		s.Fatalf("Stop: %v", err)
-	}
+	testkit.NoError(s, "Stop", s.Engine.Stop(s.ctx, id, grace))
 }
 
 func (s *suite) remove(id sandbox.ID) {
 	s.Helper()
-	if err := s.Engine.Remove(s.ctx, id); err != nil {
-		s.Fatalf("Remove: %v", err)
-	}
+	testkit.NoError(s, "Remove", s.Engine.Remove(s.ctx, id))
 }
 
 func (s *suite) inspect(id sandbox.ID, want sandbox.ContainerState) sandbox.Container {
 	s.Helper()
 	c, err := s.Engine.Inspect(s.ctx, id)
-	if err != nil {
-		s.Fatalf("Inspect: %v", err)
-	}
+	testkit.NoError(s, "Inspect", err)
 	if c.ID != id || c.State != want {
 		s.Fatalf("Inspect returned %+v, want %s", c, want)
 	}
@@ -160,9 +151,8 @@ func (s *suite) inspect(id sandbox.ID, want sandbox.ContainerState) sandbox.Cont
 
 func (s *suite) gone(id sandbox.ID) {
 	s.Helper()
-	if c, err := s.Engine.Inspect(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
-		s.Fatalf("Inspect returned %+v, %v; want ErrNoContainer", c, err)
-	}
+	_, err := s.Engine.Inspect(s.ctx, id)
+	testkit.ErrorIs(s, "Inspect", err, sandbox.ErrNoContainer)
 	if _, listed := s.listed(s.Engine)[id]; listed {
 		s.Fatalf("List still has %s", id)
 	}
@@ -171,9 +161,7 @@ func (s *suite) gone(id sandbox.ID) {
 func (s *suite) listed(e sandbox.Engine) map[sandbox.ID]sandbox.Container {
 	s.Helper()
 	list, err := e.List(s.ctx)
-	if err != nil {
-		s.Fatalf("List: %v", err)
-	}
+	testkit.NoError(s, "List", err)
 	byID := make(map[sandbox.ID]sandbox.Container, len(list))
 	for _, c := range list {
 		if _, twice := byID[c.ID]; twice {
@@ -185,16 +173,12 @@ func (s *suite) listed(e sandbox.Engine) map[sandbox.ID]sandbox.Container {
 }
 
 func ping(s *suite) {
-	if err := s.Engine.Ping(s.ctx); err != nil {
-		s.Fatalf("Ping: %v", err)
-	}
+	testkit.NoError(s, "Ping", s.Engine.Ping(s.ctx))
 }
 
 func imagePresent(s *suite) {
 	for _, progress := range []func(string){nil, func(line string) { s.Logf("progress: %s", line) }} {
-		if err := s.Engine.EnsureImage(s.ctx, s.Image, progress); err != nil {
-			s.Fatalf("EnsureImage: %v", err)
-		}
+		testkit.NoError(s, "EnsureImage", s.Engine.EnsureImage(s.ctx, s.Image, progress))
 	}
 }
 
@@ -203,9 +187,8 @@ func imageMissing(s *suite) {
 	for range 4 {
 		group.Go(func() {
 			err := s.Engine.EnsureImage(s.ctx, s.MissingImage, nil)
-			if !errors.Is(err, sandbox.ErrImageMissing) {
-				s.Errorf("EnsureImage: %v, want ErrImageMissing", err)
-			} else if !strings.Contains(err.Error(), s.MissingImage) {
+			testkit.ErrorIs(s, "EnsureImage", err, sandbox.ErrImageMissing)
+			if err != nil && !strings.Contains(err.Error(), s.MissingImage) {
 				s.Errorf("the error does not name the image: %v", err)
 			}
 		})
@@ -257,20 +240,16 @@ func processLimit(s *suite) {
 }
 
 func idempotent(s *suite) {
-	id := s.create()
-	spec := s.spec(id)
-	if err := s.Engine.Create(s.ctx, spec); err != nil {
-		s.Fatalf("second Create: %v", err)
-	}
+	spec := s.spec(sandbox.NewID())
+	id := s.createFrom(spec)
+	s.createFrom(spec)
 	s.stop(id) // never started
 	s.inspect(id, sandbox.ContainerCreated)
 	c := s.start(id)
 	if again := s.start(id); again.PID != c.PID {
 		s.Fatalf("the second Start gave PID %d, the first %d", again.PID, c.PID)
 	}
-	if err := s.Engine.Create(s.ctx, spec); err != nil {
-		s.Fatalf("Create while it runs: %v", err)
-	}
+	s.createFrom(spec)
 	if now := s.inspect(id, sandbox.ContainerRunning); now.PID != c.PID {
 		s.Fatalf("Create replaced process %d by %d", c.PID, now.PID)
 	}
@@ -282,9 +261,8 @@ func idempotent(s *suite) {
 
 func unknown(s *suite) {
 	id := sandbox.NewID()
-	if _, err := s.Engine.Start(s.ctx, id, limits); !errors.Is(err, sandbox.ErrNoContainer) {
-		s.Errorf("Start: %v, want ErrNoContainer", err)
-	}
+	_, err := s.Engine.Start(s.ctx, id, limits)
+	testkit.ErrorIs(s, "Start", err, sandbox.ErrNoContainer)
 	s.gone(id)
 	s.remove(id)
 }
@@ -304,9 +282,7 @@ func (s *suite) await(id sandbox.ID, want sandbox.ContainerState) {
 	s.Helper()
 	testkit.Eventually(s, "the container is "+string(want), func() bool {
 		c, err := s.Engine.Inspect(s.ctx, id)
-		if err != nil {
-			s.Fatalf("Inspect: %v", err)
-		}
+		testkit.NoError(s, "Inspect", err)
 		return c.State == want
 	})
 }
@@ -328,17 +304,12 @@ func removeDying(s *suite) {
 }
 
 func removeFolder(s *suite) {
-	id := sandbox.NewID()
-	spec := s.spec(id)
-	if err := s.Engine.Create(s.ctx, spec); err != nil {
-		s.Fatal(err)
-	}
+	spec := s.spec(sandbox.NewID())
+	id := s.createFrom(spec)
 	s.MakeFile(s, s.start(id), spec.RunDir)
 	s.remove(id)
 	for range 2 {
-		if err := s.Engine.RemoveFolder(s.ctx, spec.RunDir); err != nil {
-			s.Fatalf("RemoveFolder: %v", err)
-		}
+		testkit.NoError(s, "RemoveFolder", s.Engine.RemoveFolder(s.ctx, spec.RunDir))
 		if _, err := os.Lstat(spec.RunDir); !errors.Is(err, fs.ErrNotExist) {
 			s.Fatalf("the folder still exists: %v", err)
 		}
@@ -351,13 +322,9 @@ func removeFolder(s *suite) {
 func storesOrigin(s *suite) {
 	spec := s.spec(sandbox.NewID())
 	spec.Origin = `{"name":"app","env":{"A":"'\"$\n","B":"` + strings.Repeat("ü", 32<<10) + `"}}`
-	if err := s.Engine.Create(s.ctx, spec); err != nil {
-		s.Fatalf("Create: %v", err)
-	}
+	s.createFrom(spec)
 	inspected, err := s.Engine.Inspect(s.ctx, spec.ID)
-	if err != nil {
-		s.Fatalf("Inspect: %v", err)
-	}
+	testkit.NoError(s, "Inspect", err)
 	for method, c := range map[string]sandbox.Container{"List": s.listed(s.Engine)[spec.ID], "Inspect": inspected} {
 		if c.Origin != spec.Origin || c.ImageRef != spec.ImageRef || c.CreatedAt.IsZero() {
 			s.Errorf("%s has origin %.100q (%d bytes, want %d), image %q, made at %v", method, c.Origin, len(c.Origin), len(spec.Origin), c.ImageRef, c.CreatedAt)
@@ -385,15 +352,11 @@ func listOwn(s *suite) {
 func othersUnknown(s *suite) {
 	id := s.create()
 	c := s.start(id)
-	if got, err := s.Other.Inspect(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
-		s.Errorf("the other node inspects it: %+v, %v", got, err)
-	}
-	if got, err := s.Other.Start(s.ctx, id, limits); !errors.Is(err, sandbox.ErrNoContainer) {
-		s.Errorf("the other node starts it: %+v, %v", got, err)
-	}
-	if err := s.Other.Remove(s.ctx, id); err != nil {
-		s.Errorf("Remove without a container: %v", err)
-	}
+	_, err := s.Other.Inspect(s.ctx, id)
+	testkit.ErrorIs(s, "Inspect by the other node", err, sandbox.ErrNoContainer)
+	_, err = s.Other.Start(s.ctx, id, limits)
+	testkit.ErrorIs(s, "Start by the other node", err, sandbox.ErrNoContainer)
+	testkit.NoError(s, "Remove by the other node", s.Other.Remove(s.ctx, id))
 	if now := s.inspect(id, sandbox.ContainerRunning); now.PID != c.PID {
 		s.Errorf("another node replaced process %d by %d", c.PID, now.PID)
 	}
@@ -403,26 +366,18 @@ func again(s *suite) {
 	id := s.create()
 	s.start(id)
 	s.remove(id)
-	s.createAs(id)
+	s.createFrom(s.spec(id))
 	s.inspect(id, sandbox.ContainerCreated)
 	s.start(id)
 }
 
 func many(s *suite) {
-	const count = 6
-	var group sync.WaitGroup
-	errs := make(chan error, count)
-	for range count {
+	var group errgroup.Group
+	for range 6 {
 		spec := s.spec(sandbox.NewID())
-		group.Go(func() { errs <- s.runThrough(spec) })
+		group.Go(func() error { return s.runThrough(spec) })
 	}
-	group.Wait()
-	close(errs)
-	for err := range errs {
-		if err != nil {
-			s.Error(err)
-		}
-	}
+	testkit.NoError(s, "run a container", group.Wait())
 	if left := s.listed(s.Engine); len(left) > 0 {
 		s.Errorf("List still has %v", left)
 	}
@@ -476,8 +431,7 @@ func endedContext(s *suite) {
 	id := s.create()
 	ended, cancel := context.WithCancel(s.ctx)
 	cancel()
-	if _, err := s.Engine.Start(ended, id, limits); !errors.Is(err, context.Canceled) {
-		s.Errorf("Start: %v, want context.Canceled", err)
-	}
+	_, err := s.Engine.Start(ended, id, limits)
+	testkit.ErrorIs(s, "Start", err, context.Canceled)
 	s.inspect(id, sandbox.ContainerCreated)
 }

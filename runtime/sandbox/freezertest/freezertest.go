@@ -73,11 +73,9 @@ var limits = sandbox.Limits{CPUs: 1, Memory: 256 << 20, PIDs: 64}
 func (s *suite) box(counters int) *box {
 	s.Helper()
 	b := &box{s: s, id: sandbox.NewID()}
-	parent, err := s.Freezer.Prepare(b.id, limits)
-	if err != nil {
-		s.Fatalf("Prepare: %v", err)
-	}
-	b.parent = parent
+	var err error
+	b.parent, err = s.Freezer.Prepare(b.id, limits)
+	testkit.NoError(s, "Prepare", err)
 	s.Cleanup(func() {
 		for _, c := range b.counters {
 			c.Stop()
@@ -87,7 +85,7 @@ func (s *suite) box(counters int) *box {
 		}
 	})
 	for range counters {
-		b.counters = append(b.counters, s.Start(s, b.id, parent))
+		b.counters = append(b.counters, s.Start(s, b.id, b.parent))
 	}
 	b.advances()
 	return b
@@ -105,9 +103,9 @@ func (b *box) advances() {
 // standsStill fails if a counter moves while reference advances 20 times.
 func (b *box) standsStill(reference *box) {
 	b.s.Helper()
-	before := make([]uint64, len(b.counters))
-	for i, c := range b.counters {
-		before[i] = c.Count()
+	var before []uint64
+	for _, c := range b.counters {
+		before = append(before, c.Count())
 	}
 	for range 20 {
 		reference.advances()
@@ -121,24 +119,18 @@ func (b *box) standsStill(reference *box) {
 
 func (b *box) freeze() {
 	b.s.Helper()
-	if err := b.s.Freezer.Freeze(b.s.ctx, b.id); err != nil {
-		b.s.Fatalf("Freeze: %v", err)
-	}
+	testkit.NoError(b.s, "Freeze", b.s.Freezer.Freeze(b.s.ctx, b.id))
 }
 
 func (b *box) thaw() {
 	b.s.Helper()
-	if err := b.s.Freezer.Thaw(b.s.ctx, b.id); err != nil {
-		b.s.Fatalf("Thaw: %v", err)
-	}
+	testkit.NoError(b.s, "Thaw", b.s.Freezer.Thaw(b.s.ctx, b.id))
 }
 
 func (b *box) isFrozen(want bool) {
 	b.s.Helper()
 	got, err := b.s.Freezer.Frozen(b.s.ctx, b.id)
-	if err != nil {
-		b.s.Fatalf("Frozen: %v", err)
-	}
+	testkit.NoError(b.s, "Frozen", err)
 	if got != want {
 		b.s.Fatalf("Frozen returned %v, want %v", got, want)
 	}
@@ -180,9 +172,7 @@ func prepareAgain(s *suite) {
 	b, reference := s.box(1), s.box(1)
 	b.freeze()
 	again, err := s.Freezer.Prepare(b.id, sandbox.Limits{CPUs: 2})
-	if err != nil {
-		s.Fatalf("Prepare: %v", err)
-	}
+	testkit.NoError(s, "Prepare", err)
 	if again != b.parent {
 		s.Fatalf("the second Prepare gave %q, the first %q", again, b.parent)
 	}
@@ -216,9 +206,7 @@ func cpuTime(s *suite) {
 	read := func() time.Duration {
 		s.Helper()
 		d, err := s.Freezer.CPUTime(s.ctx, b.id)
-		if err != nil {
-			s.Fatalf("CPUTime: %v", err)
-		}
+		testkit.NoError(s, "CPUTime", err)
 		return d
 	}
 	from := read()
@@ -253,46 +241,35 @@ func cpuTime(s *suite) {
 
 func memory(s *suite) {
 	b := s.box(2)
-	read := func() int64 {
-		s.Helper()
-		n, err := s.Freezer.Memory(s.ctx, b.id)
-		if err != nil {
-			s.Fatalf("Memory: %v", err)
-		}
-		return n
-	}
 	// A process of any kind takes more than its stack and less than the machine.
 	const least, most = 64 << 10, 1 << 40
-	if n := read(); n < least || n > most {
-		s.Errorf("running: %d bytes, want %d to %d", n, least, int64(most))
+	check := func(state string) {
+		s.Helper()
+		n, err := s.Freezer.Memory(s.ctx, b.id)
+		testkit.NoError(s, "Memory", err)
+		if n < least || n > most {
+			s.Errorf("%s: %d bytes, want %d to %d", state, n, least, int64(most))
+		}
 	}
+	check("running")
 	b.freeze()
-	if n := read(); n < least || n > most {
-		s.Errorf("frozen: %d bytes, want %d to %d", n, least, int64(most))
-	}
+	check("frozen")
 }
 
 func unknown(s *suite) {
 	id := sandbox.NewID()
 	f := s.Freezer
-	if err := f.Freeze(s.ctx, id); err == nil {
-		s.Error("Freeze of an unknown sandbox succeeded")
+	_, frozenErr := f.Frozen(s.ctx, id)
+	_, cpuErr := f.CPUTime(s.ctx, id)
+	_, memoryErr := f.Memory(s.ctx, id)
+	for method, err := range map[string]error{
+		"Freeze": f.Freeze(s.ctx, id), "Thaw": f.Thaw(s.ctx, id), "Frozen": frozenErr, "CPUTime": cpuErr, "Memory": memoryErr,
+	} {
+		if err == nil {
+			s.Errorf("%s of an unknown sandbox succeeded", method)
+		}
 	}
-	if err := f.Thaw(s.ctx, id); err == nil {
-		s.Error("Thaw of an unknown sandbox succeeded")
-	}
-	if _, err := f.Frozen(s.ctx, id); err == nil {
-		s.Error("Frozen of an unknown sandbox succeeded")
-	}
-	if _, err := f.CPUTime(s.ctx, id); err == nil {
-		s.Error("CPUTime of an unknown sandbox succeeded")
-	}
-	if _, err := f.Memory(s.ctx, id); err == nil {
-		s.Error("Memory of an unknown sandbox succeeded")
-	}
-	if err := f.Remove(id); err != nil {
-		s.Errorf("Remove of an unknown sandbox: %v", err)
-	}
+	testkit.NoError(s, "Remove of an unknown sandbox", f.Remove(id))
 	for _, bad := range []sandbox.ID{"", "..", "a/b", "../../x"} {
 		if _, err := f.Prepare(bad, limits); err == nil {
 			s.Errorf("Prepare accepted the id %q", bad)
@@ -304,20 +281,14 @@ func remove(s *suite) {
 	b := s.box(1)
 	b.freeze()
 	b.counters[0].Stop() // a frozen process can be killed
-	if err := s.Freezer.Remove(b.id); err != nil {
-		s.Fatalf("Remove: %v", err)
-	}
+	testkit.NoError(s, "Remove", s.Freezer.Remove(b.id))
 	if err := s.Freezer.Thaw(s.ctx, b.id); err == nil {
 		s.Error("Thaw after Remove succeeded")
 	}
-	if err := s.Freezer.Remove(b.id); err != nil {
-		s.Errorf("second Remove: %v", err)
-	}
+	testkit.NoError(s, "second Remove", s.Freezer.Remove(b.id))
 	// The id is reusable, and not frozen then.
 	parent, err := s.Freezer.Prepare(b.id, limits)
-	if err != nil {
-		s.Fatalf("Prepare after Remove: %v", err)
-	}
+	testkit.NoError(s, "Prepare after Remove", err)
 	b.counters = []Counter{s.Start(s, b.id, parent)}
 	b.isFrozen(false)
 	b.advances()

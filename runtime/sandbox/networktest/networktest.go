@@ -93,13 +93,25 @@ func (s *suite) box() box {
 	return b
 }
 
-func (s *suite) dial(b box, port uint16) (net.Conn, error) {
-	return s.Network.Dial(s.ctx, b.id, b.PID(), port)
+// dialError returns the error of a dial that must fail.
+func (s *suite) dialError(ctx context.Context, b box, pid int, port uint16) error {
+	conn, err := s.Network.Dial(ctx, b.id, pid, port)
+	if err == nil {
+		conn.Close()
+		s.Errorf("the dial to port %d of process %d succeeded", port, pid)
+	}
+	return err
+}
+
+// mustCheck is check, and ends the test after an error.
+func (s *suite) mustCheck(b box, ip string, port uint16) {
+	s.Helper()
+	testkit.NoError(s, "use the server", s.check(b, ip, port))
 }
 
 // check dials and talks with the server that listens on ip.
 func (s *suite) check(b box, ip string, port uint16) error {
-	conn, err := s.dial(b, port)
+	conn, err := s.Network.Dial(s.ctx, b.id, b.PID(), port)
 	if err != nil {
 		return err
 	}
@@ -146,9 +158,7 @@ func reaches(ip string) func(*suite) {
 		b := s.box()
 		b.Serve(s, ip, 3000)
 		for range 3 {
-			if err := s.check(b, ip, 3000); err != nil {
-				s.Fatal(err)
-			}
+			s.mustCheck(b, ip, 3000)
 		}
 	}
 }
@@ -157,26 +167,15 @@ func prefersIPv4(s *suite) {
 	b := s.box()
 	b.Serve(s, "::1", 3000)
 	b.Serve(s, "127.0.0.1", 3000)
-	if err := s.check(b, "127.0.0.1", 3000); err != nil {
-		s.Fatal(err)
-	}
+	s.mustCheck(b, "127.0.0.1", 3000)
 }
 
 func refused(s *suite) {
 	b := s.box()
-	conn, err := s.dial(b, 3000)
-	if err == nil {
-		conn.Close()
-		s.Fatal("the dial succeeded without a listener")
-	}
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		s.Fatalf("%v is not ECONNREFUSED", err)
-	}
+	testkit.ErrorIs(s, "Dial", s.dialError(s.ctx, b, b.PID(), 3000), syscall.ECONNREFUSED)
 	// A server that starts later is found.
 	b.Serve(s, "127.0.0.1", 3000)
-	if err := s.check(b, "127.0.0.1", 3000); err != nil {
-		s.Fatal(err)
-	}
+	s.mustCheck(b, "127.0.0.1", 3000)
 }
 
 func backlog(s *suite) {
@@ -184,14 +183,7 @@ func backlog(s *suite) {
 	b.Stall(s, 3000)
 	ctx, cancel := context.WithTimeout(s.ctx, 200*time.Millisecond)
 	defer cancel()
-	conn, err := s.Network.Dial(ctx, b.id, b.PID(), 3000)
-	if err == nil {
-		conn.Close()
-		s.Fatal("the backlog is full, but the dial succeeded")
-	}
-	if !errors.Is(err, context.DeadlineExceeded) {
-		s.Fatalf("%v is not the context's error", err)
-	}
+	testkit.ErrorIs(s, "Dial", s.dialError(ctx, b, b.PID(), 3000), context.DeadlineExceeded)
 	if s.ctx.Err() != nil {
 		s.Fatal("the dial did not end with its deadline")
 	}
@@ -202,39 +194,19 @@ func endedContext(s *suite) {
 	b.Stall(s, 3000)
 	ctx, cancel := context.WithCancel(s.ctx)
 	ended := make(chan error, 1)
-	go func() { // ends with ctx
-		conn, err := s.Network.Dial(ctx, b.id, b.PID(), 3000)
-		if err == nil {
-			conn.Close()
-		}
-		ended <- err
-	}()
+	go func() { ended <- s.dialError(ctx, b, b.PID(), 3000) }() // ends with ctx
 	cancel()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, context.Canceled) {
-			s.Fatalf("%v is not the context's error", err)
-		}
-	case <-s.ctx.Done():
-		s.Fatal("the dial did not end with its context")
-	}
+	testkit.ErrorIs(s, "Dial", testkit.Receive(s, "the end of the dial", ended), context.Canceled)
 }
 
 func gone(s *suite) {
 	b := s.box()
 	b.Serve(s, "127.0.0.1", 3000)
-	if err := s.check(b, "127.0.0.1", 3000); err != nil {
-		s.Fatal(err)
-	}
+	s.mustCheck(b, "127.0.0.1", 3000)
 	pid := b.PID()
 	b.Stop()
 	for _, pid := range []int{pid, 0, -1, 1 << 29} {
-		conn, err := s.Network.Dial(s.ctx, b.id, pid, 3000)
-		if err == nil {
-			conn.Close()
-			s.Fatalf("process %d is gone, but the dial succeeded", pid)
-		}
-		if errors.Is(err, syscall.ECONNREFUSED) {
+		if err := s.dialError(s.ctx, b, pid, 3000); errors.Is(err, syscall.ECONNREFUSED) {
 			s.Fatalf("process %d is gone, which is not a refusal: %v", pid, err)
 		}
 	}
@@ -259,9 +231,7 @@ func doNotMix(s *suite) {
 		}
 	}
 	wg.Wait()
-	if _, err := s.dial(b, 4000); !errors.Is(err, syscall.ECONNREFUSED) {
-		s.Errorf("port 4000 of the other sandbox: %v", err)
-	}
+	testkit.ErrorIs(s, "Dial to a port of the other sandbox", s.dialError(s.ctx, b, b.PID(), 4000), syscall.ECONNREFUSED)
 }
 
 func many(s *suite) {
@@ -283,9 +253,7 @@ func forget(s *suite) {
 	b := s.box()
 	b.Serve(s, "127.0.0.1", 3000)
 	for range 3 {
-		if err := s.check(b, "127.0.0.1", 3000); err != nil {
-			s.Fatal(err)
-		}
+		s.mustCheck(b, "127.0.0.1", 3000)
 		s.Network.Forget(b.id)
 		s.Network.Forget(b.id)
 	}
@@ -299,18 +267,12 @@ func descriptors(s *suite) {
 	b.Stall(s, 3003)
 	all := func() {
 		for port, ip := range map[uint16]string{3000: "127.0.0.1", 3001: "::1"} {
-			if err := s.check(b, ip, port); err != nil {
-				s.Fatal(err)
-			}
+			s.mustCheck(b, ip, port)
 		}
-		if _, err := s.dial(b, 3002); !errors.Is(err, syscall.ECONNREFUSED) {
-			s.Fatalf("%v is not ECONNREFUSED", err)
-		}
+		testkit.ErrorIs(s, "Dial", s.dialError(s.ctx, b, b.PID(), 3002), syscall.ECONNREFUSED)
 		ctx, cancel := context.WithTimeout(s.ctx, time.Millisecond)
 		defer cancel()
-		if _, err := s.Network.Dial(ctx, b.id, b.PID(), 3003); err == nil {
-			s.Fatal("a dial to a full backlog succeeded")
-		}
+		_ = s.dialError(ctx, b, b.PID(), 3003) // its backlog is full
 	}
 	all() // opens the descriptors that stay open
 	before := Descriptors(s)

@@ -3,8 +3,10 @@ package sandboxtest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,7 +14,6 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/testkit"
 )
 
 // LastLog is what every fake container wrote last.
@@ -22,19 +23,15 @@ const LastLog = "last words"
 // own process. It can be made to fail and to hang, by operation: "image",
 // "create", "start", "stop", "remove", "remove_folder", "inspect", "ping".
 type Engine struct {
-	t testing.TB
+	Faults
 
 	mu         sync.Mutex
 	containers map[sandbox.ID]*container
-	created    int
-	failures   map[string]error
-	blocks     map[string]*block
 	missing    map[string]bool // images that cannot be pulled
 	pull       []string        // progress of the next pulls
 	guest      http.Handler    // instead of a real guest
-	inspected  int
 
-	trims atomic.Int64
+	created, inspected, trims atomic.Int64
 }
 
 type container struct {
@@ -48,42 +45,11 @@ type container struct {
 	made   time.Time
 }
 
-type block struct {
-	reached chan struct{}
-	release chan struct{}
-	once    sync.Once
-}
-
-func newBlock() *block {
-	return &block{reached: make(chan struct{}), release: make(chan struct{})}
-}
-
-// pass hangs until the block, if there is one, is released or ctx ends.
-func (b *block) pass(ctx context.Context) error {
-	if b == nil || ctx.Err() != nil {
-		return ctx.Err()
-	}
-	b.once.Do(func() { close(b.reached) })
-	select {
-	case <-b.release:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // NewEngine returns an Engine without containers; its guests end with the test.
 func NewEngine(t testing.TB) *Engine {
-	e := &Engine{t: t, containers: map[sandbox.ID]*container{}, failures: map[string]error{}, blocks: map[string]*block{}, missing: map[string]bool{}}
+	e := &Engine{containers: map[sandbox.ID]*container{}, missing: map[string]bool{}}
 	t.Cleanup(e.killAll)
 	return e
-}
-
-// Fail makes an operation return err; nil ends that.
-func (e *Engine) Fail(operation string, err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.failures[operation] = err
 }
 
 // RemoveImage makes an image missing and impossible to pull.
@@ -113,45 +79,14 @@ var UnknownGuest = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request)
 	fmt.Fprintf(w, `{"protocol":%d,"version":"unknown"}`, guest.ProtocolVersion+1)
 })
 
-// Block makes an operation hang until the returned function is called.
-func (e *Engine) Block(operation string) (release func()) {
-	b := newBlock()
-	e.mu.Lock()
-	e.blocks[operation] = b
-	e.mu.Unlock()
-	return func() {
-		e.mu.Lock()
-		delete(e.blocks, operation)
-		e.mu.Unlock()
-		close(b.release)
-	}
-}
-
-// AwaitBlocked waits until a call hangs in a blocked operation.
-func (e *Engine) AwaitBlocked(t testing.TB, operation string) {
-	t.Helper()
-	e.mu.Lock()
-	b := e.blocks[operation]
-	e.mu.Unlock()
-	testkit.Closed(t, "a call of "+operation, b.reached)
-}
-
 // Created counts the containers that were ever made.
-func (e *Engine) Created() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.created
-}
+func (e *Engine) Created() int { return int(e.created.Load()) }
 
 // Trims counts how often guests returned memory that they do not need.
 func (e *Engine) Trims() int { return int(e.trims.Load()) }
 
 // Inspected counts the calls of Inspect.
-func (e *Engine) Inspected() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.inspected
-}
+func (e *Engine) Inspected() int { return int(e.inspected.Load()) }
 
 // Count counts the existing containers.
 func (e *Engine) Count() int {
@@ -180,17 +115,6 @@ func (e *Engine) Kill(t testing.TB, id sandbox.ID) {
 		t.Fatalf("no container %s", id)
 	}
 	e.exit(c)
-}
-
-// begin is the start of every operation.
-func (e *Engine) begin(ctx context.Context, operation string) error {
-	e.mu.Lock()
-	failure, b := e.failures[operation], e.blocks[operation]
-	e.mu.Unlock()
-	if err := b.pass(ctx); err != nil {
-		return err
-	}
-	return failure
 }
 
 func (e *Engine) get(id sandbox.ID) (*container, error) {
@@ -241,7 +165,7 @@ func (e *Engine) Create(ctx context.Context, spec sandbox.ContainerSpec) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.containers[spec.ID] == nil {
-		e.created++
+		e.created.Add(1)
 		e.containers[spec.ID] = &container{spec: spec, state: sandbox.ContainerCreated, made: time.Now().UTC()}
 	}
 	return nil
@@ -325,10 +249,7 @@ func (e *Engine) exit(c *container) {
 
 func (e *Engine) killAll() {
 	e.mu.Lock()
-	var all []*container
-	for _, c := range e.containers {
-		all = append(all, c)
-	}
+	all := slices.Collect(maps.Values(e.containers))
 	e.mu.Unlock()
 	for _, c := range all {
 		e.exit(c)
@@ -337,9 +258,7 @@ func (e *Engine) killAll() {
 
 // Inspect implements sandbox.Engine.
 func (e *Engine) Inspect(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
-	e.mu.Lock()
-	e.inspected++
-	e.mu.Unlock()
+	e.inspected.Add(1)
 	if err := e.begin(ctx, "inspect"); err != nil {
 		return sandbox.Container{}, err
 	}
@@ -363,10 +282,7 @@ func (e *Engine) List(context.Context) ([]sandbox.Container, error) {
 
 // LastLog implements sandbox.Engine.
 func (e *Engine) LastLog(ctx context.Context, _ sandbox.ID) (string, error) {
-	if ctx.Err() != nil {
-		return "", ctx.Err()
-	}
-	return LastLog, nil
+	return LastLog, ctx.Err()
 }
 
 // Ping implements sandbox.Engine.

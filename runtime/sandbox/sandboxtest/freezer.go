@@ -1,30 +1,25 @@
 package sandboxtest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"regexp"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-var idPattern = regexp.MustCompile(`^[a-z0-9]{12}$`)
-
 // Freezer is a sandbox.Freezer that freezes what works by its Step, and counts.
-// Its zero value is not usable: see NewFreezer.
+// Its zero value is not usable: see NewFreezer. It can be made to fail and to hang, by
+// operation: "freeze", "thaw", or "after_freeze", as when the response to a request is lost.
 type Freezer struct {
+	Faults
+
 	mu      sync.Mutex
 	cgroups map[sandbox.ID]*cgroup
 	freezes int
 	thaws   int
-	// freezeErr and thawErr, when set, are what the next calls return.
-	freezeErr, thawErr error
-	after              bool // freezeErr comes after the freeze
-	once               bool // freezeErr comes once
-	block              *block
 }
 
 type cgroup struct {
@@ -50,39 +45,6 @@ func (f *Freezer) Counts() (freezes, thaws int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.freezes, f.thaws
-}
-
-// Fail makes Freeze and Thaw return these errors until the next Fail.
-func (f *Freezer) Fail(freeze, thaw error) { f.fail(freeze, thaw, false, false) }
-
-// FailOnce makes the next Freeze return err.
-func (f *Freezer) FailOnce(err error) { f.fail(err, nil, false, true) }
-
-// FailAfterFreeze makes Freeze do its work and return err, as when the response
-// to a request is lost, until the next Fail.
-func (f *Freezer) FailAfterFreeze(err error) { f.fail(err, nil, true, false) }
-
-func (f *Freezer) fail(freeze, thaw error, after, once bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.freezeErr, f.thawErr, f.after, f.once = freeze, thaw, after, once
-}
-
-// Block makes Freeze hang until release is called or the test ends; reached is
-// closed when a call does.
-func (f *Freezer) Block(t testing.TB) (reached <-chan struct{}, release func()) {
-	b := newBlock()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.block = b
-	release = sync.OnceFunc(func() {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.block = nil
-		close(b.release)
-	})
-	t.Cleanup(release)
-	return b.reached, release
 }
 
 // Step does a piece of work in a sandbox, which takes a microsecond of its CPU
@@ -140,7 +102,7 @@ func (f *Freezer) with(id sandbox.ID, do func(*cgroup) error) error {
 
 // Prepare implements sandbox.Freezer.
 func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) {
-	if !idPattern.MatchString(string(id)) {
+	if !sandbox.IsID(string(id)) {
 		return "", fmt.Errorf("%q is not a sandbox id", id)
 	}
 	f.mu.Lock()
@@ -154,33 +116,25 @@ func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) 
 
 // Freeze implements sandbox.Freezer.
 func (f *Freezer) Freeze(ctx context.Context, id sandbox.ID) error {
-	f.mu.Lock()
-	b := f.block
-	f.mu.Unlock()
-	if err := b.pass(ctx); err != nil {
+	if err := f.begin(ctx, "freeze"); err != nil {
 		return err
 	}
-	return f.with(id, func(c *cgroup) error {
-		if err := f.freezeErr; err != nil && !f.after {
-			if f.once {
-				f.freezeErr = nil
-			}
-			return err
-		}
+	err := f.with(id, func(c *cgroup) error {
 		if !c.frozen {
 			c.frozen = true
 			f.freezes++
 		}
-		return f.freezeErr
+		return nil
 	})
+	return cmp.Or(err, f.begin(context.WithoutCancel(ctx), "after_freeze"))
 }
 
 // Thaw implements sandbox.Freezer.
-func (f *Freezer) Thaw(_ context.Context, id sandbox.ID) error {
+func (f *Freezer) Thaw(ctx context.Context, id sandbox.ID) error {
+	if err := f.begin(context.WithoutCancel(ctx), "thaw"); err != nil {
+		return err
+	}
 	return f.with(id, func(c *cgroup) error {
-		if f.thawErr != nil {
-			return f.thawErr
-		}
 		if c.frozen {
 			c.frozen = false
 			f.thaws++

@@ -108,11 +108,11 @@ func (n *Node) Deps(t testing.TB) sandbox.Deps {
 // SIGKILL does, runs meanwhile, and starts a new one.
 func (n *Node) Crash(t testing.TB, meanwhile func()) {
 	t.Helper()
-	n.Freezer.Fail(errors.New("the node is dead"), nil)
+	n.Freezer.Fail("freeze", errors.New("the node is dead"))
 	if err := n.Manager.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	n.Freezer.Fail(nil, nil)
+	n.Freezer.Fail("freeze", nil)
 	meanwhile()
 	n.Restart(t)
 }

@@ -84,9 +84,7 @@ func (s *suite) box() *box {
 
 func (s *suite) attach(b *box) {
 	s.Helper()
-	if err := s.Uplink.Attach(s.ctx, b.sb, b.PID()); err != nil {
-		s.Fatalf("attach: %v", err)
-	}
+	testkit.NoError(s, "attach", s.Uplink.Attach(s.ctx, b.sb, b.PID()))
 }
 
 // want fails the test unless the sandbox can, or cannot, send.
