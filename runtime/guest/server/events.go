@@ -15,30 +15,30 @@ const maxQueued = 1024
 // hub hands events to the readers of event streams.
 type hub struct {
 	mu   sync.Mutex
-	subs map[*subscriber]bool // nil after close
+	subs map[subscriber]bool // nil after close
 }
 
-// subscriber is one reader. Its queue is closed when it was dropped.
-type subscriber struct {
-	first []guest.Event
-	queue chan guest.Event
-}
+// subscriber is the queue of one reader. It is closed when the reader was dropped.
+type subscriber chan guest.Event
 
-func newHub() *hub { return &hub{subs: map[*subscriber]bool{}} }
+func newHub() *hub { return &hub{subs: map[subscriber]bool{}} }
 
-func (h *hub) subscribe(first []guest.Event) *subscriber {
-	sub := &subscriber{first: first, queue: make(chan guest.Event, maxQueued)}
+func (h *hub) subscribe(first []guest.Event) subscriber {
+	sub := make(subscriber, maxQueued+len(first))
+	for _, ev := range first {
+		sub <- ev
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.subs == nil {
-		close(sub.queue)
+		close(sub)
 	} else {
 		h.subs[sub] = true
 	}
 	return sub
 }
 
-func (h *hub) unsubscribe(sub *subscriber) {
+func (h *hub) unsubscribe(sub subscriber) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.subs, sub)
@@ -50,10 +50,10 @@ func (h *hub) send(ev guest.Event) int {
 	defer h.mu.Unlock()
 	for sub := range h.subs {
 		select {
-		case sub.queue <- ev:
+		case sub <- ev:
 		default:
 			delete(h.subs, sub)
-			close(sub.queue)
+			close(sub)
 		}
 	}
 	return len(h.subs)
@@ -63,7 +63,7 @@ func (h *hub) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for sub := range h.subs {
-		close(sub.queue)
+		close(sub)
 	}
 	h.subs = nil
 }
@@ -74,15 +74,9 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 	rc := http.NewResponseController(w)
 	lines := json.NewEncoder(w)
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	for _, ev := range sub.first {
-		if lines.Encode(ev) != nil {
-			return nil
-		}
-	}
-	sub.first = nil
 	for rc.Flush() == nil {
 		select {
-		case ev, ok := <-sub.queue:
+		case ev, ok := <-sub:
 			if !ok || lines.Encode(ev) != nil {
 				return nil
 			}

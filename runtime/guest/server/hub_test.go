@@ -7,10 +7,10 @@ import (
 )
 
 // received reads what is queued, and reports whether the stream ends after it.
-func (s *subscriber) received() (events int, ended bool) {
+func (s subscriber) received() (events int, ended bool) {
 	for {
 		select {
-		case _, ok := <-s.queue:
+		case _, ok := <-s:
 			if !ok {
 				return events, true
 			}

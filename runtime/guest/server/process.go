@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"syscall"
@@ -10,17 +11,17 @@ import (
 )
 
 // process is a background process over all its restarts. processes.mu guards
-// view, run, last and stopping.
+// view, run and last.
 type process struct {
-	spec guest.ProcessSpec
-	log  *processLog
-	stop chan struct{} // closed when it must not be restarted
-	done chan struct{} // closed when it has ended and is not restarted
+	spec    guest.ProcessSpec
+	log     *processLog
+	restart context.Context // ended when it must not be restarted
+	retire  context.CancelFunc
+	done    chan struct{} // closed when it has ended and is not restarted
 
-	view     guest.Process
-	run      *processRun    // the latest
-	last     syscall.Signal // the last signal that a client had delivered to run
-	stopping bool           // stop is closed
+	view guest.Process
+	run  *processRun    // the latest
+	last syscall.Signal // the last signal that a client had delivered to run
 }
 
 // processRun is one run of a process, between two restarts.
@@ -111,7 +112,7 @@ func (ps *processes) restart(p *process, backoff *time.Duration) *processRun {
 	for {
 		select {
 		case <-time.After(*backoff):
-		case <-p.stop:
+		case <-p.restart.Done():
 			return nil
 		}
 		*backoff = min(2**backoff, maxBackoff)

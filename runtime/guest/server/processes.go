@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"os"
 	"path/filepath"
@@ -68,7 +69,8 @@ func (ps *processes) start(spec guest.ProcessSpec) (guest.Process, error) {
 	if err := checkSpec(&spec); err != nil {
 		return guest.Process{}, err
 	}
-	p := &process{spec: spec, stop: make(chan struct{}), done: make(chan struct{})}
+	p := &process{spec: spec, done: make(chan struct{})}
+	p.restart, p.retire = context.WithCancel(context.Background())
 	if err := ps.reserve(p); err != nil {
 		return guest.Process{}, err
 	}
@@ -153,7 +155,7 @@ func (ps *processes) openLog(p *process) {
 func (ps *processes) started(p *process, run *processRun) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if ps.closed || p.stopping {
+	if ps.closed || p.restart.Err() != nil {
 		if p.run == nil {
 			delete(ps.active, p.view.Name)
 		}
@@ -177,10 +179,10 @@ func (ps *processes) exited(p *process, run *processRun) (again bool) {
 	code, signal := exitOf(status)
 	p.view.State, p.view.ExitCode, p.view.Signal, p.view.ExitedAt = guest.ProcessExited, &code, signal, &now
 	if status.Signaled() && status.Signal() == p.last {
-		ps.setStopping(p)
+		p.retire()
 	}
 	ps.publish(p)
-	return p.spec.Restart == guest.RestartAlways && !p.stopping
+	return p.spec.Restart == guest.RestartAlways && p.restart.Err() == nil
 }
 
 // ended moves a process to the history.
@@ -210,14 +212,6 @@ func (ps *processes) forget(p *process) {
 	}
 }
 
-// setStopping prevents further restarts. ps.mu is held.
-func (ps *processes) setStopping(p *process) {
-	if !p.stopping {
-		p.stopping = true
-		close(p.stop)
-	}
-}
-
 // publish sends a change to the node. ps.mu is held, so that changes arrive in
 // their order.
 func (ps *processes) publish(p *process) {
@@ -226,7 +220,7 @@ func (ps *processes) publish(p *process) {
 }
 
 // subscribe adds a reader of events, which gets every known process first.
-func (ps *processes) subscribe() *subscriber {
+func (ps *processes) subscribe() subscriber {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	var first []guest.Event
@@ -290,7 +284,7 @@ func (ps *processes) byID(id string) *process {
 // stop ends a process and its descendants, and waits for that.
 func (ps *processes) stop(p *process, grace time.Duration) guest.Process {
 	ps.mu.Lock()
-	ps.setStopping(p)
+	p.retire()
 	run := p.run
 	ps.mu.Unlock()
 	run.tree.stop(grace)
@@ -304,7 +298,7 @@ func (ps *processes) signal(p *process, sig syscall.Signal) (guest.Process, erro
 	defer ps.mu.Unlock()
 	active := ps.active[p.view.Name] == p
 	if active && asksToEnd(sig) {
-		ps.setStopping(p)
+		p.retire()
 	}
 	p.last = sig
 	switch err := p.run.tree.root.signal(sig, asksToEnd(sig)); {
@@ -323,7 +317,7 @@ func (ps *processes) refuse() {
 	defer ps.mu.Unlock()
 	ps.closed = true
 	for _, p := range ps.active {
-		ps.setStopping(p)
+		p.retire()
 	}
 }
 

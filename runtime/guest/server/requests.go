@@ -4,8 +4,10 @@ import (
 	"context"
 	"math"
 	"net/http"
-	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -13,20 +15,20 @@ import (
 // trimAfter is how long after a request the server returns memory.
 const trimAfter = 2 * time.Second
 
+// anyRequests is more than the requests that are under way at any time.
+const anyRequests = math.MaxInt64
+
 // requests counts the requests under way, and returns the memory that a burst of
 // them needed to the kernel: trimAfter the last one, and before a freeze.
 type requests struct {
-	trim  func()
-	timer *time.Timer // calls trim
-
-	mu     sync.Mutex
-	active int
-	idle   chan struct{} // closed when active gets 0, if drain waits
-	closed bool
+	trim   func()
+	timer  *time.Timer // calls trim
+	active *semaphore.Weighted
+	closed atomic.Bool
 }
 
 func newRequests(trim func()) *requests {
-	q := &requests{trim: trim, timer: time.AfterFunc(math.MaxInt64, trim)}
+	q := &requests{trim: trim, timer: time.AfterFunc(math.MaxInt64, trim), active: semaphore.NewWeighted(anyRequests)}
 	q.timer.Stop()
 	return q
 }
@@ -44,28 +46,21 @@ func (q *requests) watch(next http.Handler) http.Handler {
 // begin reports whether a request may begin. One that was read from a connection just
 // before that was closed may come after wait.
 func (q *requests) begin() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
+	begun := q.active.TryAcquire(1)
+	if begun && q.closed.Load() {
+		q.active.Release(1)
 		return false
 	}
-	q.active++
-	return true
+	return begun
 }
 
 // endRequest ends a request, which left memory to trim or not. Others may still be under way
 // when the timer fires, such as the event stream, which lasts as long as the sandbox.
 func (q *requests) endRequest(usedMemory bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.active--
-	if q.active == 0 && q.idle != nil {
-		close(q.idle)
-		q.idle = nil
-	}
-	if usedMemory && !q.closed {
+	if usedMemory && !q.closed.Load() {
 		q.timer.Reset(trimAfter)
 	}
+	q.active.Release(1)
 }
 
 // trimNow returns memory immediately. It stops the timer, which would fire as soon as the
@@ -78,27 +73,16 @@ func (q *requests) trimNow() {
 // wait waits until no request is under way, but not longer than limit, lets no
 // other begin, and ends the trimming.
 func (q *requests) wait(limit time.Duration) {
-	q.mu.Lock()
-	q.closed = true
-	q.timer.Stop()
-	q.mu.Unlock()
+	q.closed.Store(true)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	q.drain(ctx)
+	q.timer.Stop()
 }
 
-// drain waits until no request is under way or ctx ends. One caller at a time.
+// drain waits until no request is under way or ctx ends. No other begins meanwhile.
 func (q *requests) drain(ctx context.Context) {
-	q.mu.Lock()
-	if q.active == 0 {
-		q.mu.Unlock()
-		return
-	}
-	idle := make(chan struct{})
-	q.idle = idle
-	q.mu.Unlock()
-	select {
-	case <-idle:
-	case <-ctx.Done():
+	if q.active.Acquire(ctx, anyRequests) == nil {
+		q.active.Release(anyRequests)
 	}
 }
