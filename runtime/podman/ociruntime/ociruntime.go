@@ -80,13 +80,21 @@ func Replace(path string, content []byte, mode fs.FileMode) error {
 	return os.Rename(temporary, path)
 }
 
-func read(path string) (q Quotas, err error) {
+// readJSON reads a file of JSON into v.
+func readJSON(path string, v any) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return q, err
+		return err
 	}
-	if err := json.Unmarshal(text, &q); err != nil {
-		return q, fmt.Errorf("%s: %w", path, err)
+	if err := json.Unmarshal(text, v); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+func read(path string) (q Quotas, err error) {
+	if err := readJSON(path, &q); err != nil {
+		return q, err
 	}
 	for name := range q.Sysctls {
 		if name != filepath.Base(name) {
@@ -123,8 +131,8 @@ func run(args []string) (int, error) {
 	if path == "" {
 		return 1, execCrun(args)
 	}
-	c, err := readConfig(path)
-	if err != nil {
+	var c config
+	if err := readJSON(path, &c); err != nil {
 		return 1, err
 	}
 	if c.Annotations[Annotation] == "" {
@@ -158,8 +166,8 @@ func run(args []string) (int, error) {
 // task of the process that creates a sandbox's user namespace.
 type task struct {
 	Quotas Quotas
-	UIDs   []spec.LinuxIDMapping
-	GIDs   []spec.LinuxIDMapping
+	UIDs   []syscall.SysProcIDMap
+	GIDs   []syscall.SysProcIDMap
 }
 
 // namespaceWithin creates a user namespace with the quotas, and the sandbox's own inside it.
@@ -206,7 +214,7 @@ func bound(text string) error {
 	if err := t.Quotas.set(); err != nil {
 		return fmt.Errorf("bound the sandbox: %w", err)
 	}
-	cmd := inUserNamespace(sysMappings(t.UIDs), sysMappings(t.GIDs), holding)
+	cmd := inUserNamespace(t.UIDs, t.GIDs, holding)
 	cmd.Stdin = os.Stdin
 	if err := cmd.Start(); err != nil {
 		return err
@@ -228,14 +236,6 @@ func inUserNamespace(uids, gids []syscall.SysProcIDMap, name string, args ...str
 		GidMappingsEnableSetgroups: true,
 	}
 	return cmd
-}
-
-func sysMappings(list []spec.LinuxIDMapping) []syscall.SysProcIDMap {
-	converted := make([]syscall.SysProcIDMap, len(list))
-	for i, m := range list {
-		converted[i] = syscall.SysProcIDMap{ContainerID: int(m.ContainerID), HostID: int(m.HostID), Size: int(m.Size)}
-	}
-	return converted
 }
 
 // set applies the quotas to this process's user namespace, and to those that it creates.
@@ -289,39 +289,24 @@ func configOf(args []string) string {
 type config struct {
 	Annotations map[string]string `json:"annotations"`
 	Linux       struct {
-		UIDMappings []spec.LinuxIDMapping `json:"uidMappings"`
-		GIDMappings []spec.LinuxIDMapping `json:"gidMappings"`
+		UIDMappings []syscall.SysProcIDMap `json:"uidMappings"` // the fields have the same names
+		GIDMappings []syscall.SysProcIDMap `json:"gidMappings"`
 	} `json:"linux"`
-}
-
-func readConfig(path string) (c config, err error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return c, err
-	}
-	if err := json.Unmarshal(text, &c); err != nil {
-		return c, fmt.Errorf("%s: %w", path, err)
-	}
-	return c, nil
 }
 
 // joinNamespace changes a container's configuration, which Podman writes before each start,
 // to join an existing user namespace instead of creating one.
 func joinNamespace(path, namespace string) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
 	var container, linux map[string]json.RawMessage
 	var namespaces []spec.LinuxNamespace
-	err = json.Unmarshal(text, &container)
-	if err == nil {
-		err = json.Unmarshal(container["linux"], &linux)
+	if err := readJSON(path, &container); err != nil {
+		return err
 	}
+	err = json.Unmarshal(container["linux"], &linux)
 	if err == nil {
 		err = json.Unmarshal(linux["namespaces"], &namespaces)
 	}
@@ -341,7 +326,8 @@ func joinNamespace(path, namespace string) error {
 	if container["linux"], err = json.Marshal(linux); err != nil {
 		return err
 	}
-	if text, err = json.Marshal(container); err != nil {
+	text, err := json.Marshal(container)
+	if err != nil {
 		return err
 	}
 	return Replace(path, text, info.Mode().Perm())

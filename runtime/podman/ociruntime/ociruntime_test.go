@@ -6,9 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"syscall"
 	"testing"
-
-	spec "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 func TestOnlyCreatedSandboxesHaveQuotas(t *testing.T) {
@@ -45,7 +44,8 @@ func TestOnlyCreatedSandboxesHaveQuotas(t *testing.T) {
 			if path == "" {
 				return
 			}
-			got, err := readConfig(path)
+			var got config
+			err := readJSON(path, &got)
 			if got.Annotations[Annotation] != c.want || (err != nil) != c.fail {
 				t.Errorf("got %+v, %v", got, err)
 			}
@@ -97,8 +97,9 @@ func TestSandboxJoinsTheNamespaceCreatedForIt(t *testing.T) {
 	if err := os.WriteFile(path, []byte(before), 0o640); err != nil {
 		t.Fatal(err)
 	}
-	c, err := readConfig(path)
-	if want := []spec.LinuxIDMapping{{ContainerID: 0, HostID: 1, Size: 65535}}; err != nil || !reflect.DeepEqual(c.Linux.UIDMappings, want) || !reflect.DeepEqual(c.Linux.GIDMappings, want) {
+	var c config
+	err := readJSON(path, &c)
+	if want := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 1, Size: 65535}}; err != nil || !reflect.DeepEqual(c.Linux.UIDMappings, want) || !reflect.DeepEqual(c.Linux.GIDMappings, want) {
 		t.Errorf("its mappings are %+v, %v", c.Linux, err)
 	}
 	if err := joinNamespace(path, "/proc/7/ns/user"); err != nil {
