@@ -26,19 +26,19 @@ func connect(ctx context.Context, fd int, to netip.AddrPort) (net.Conn, error) {
 			return nil, fmt.Errorf("set a deadline on the sandbox's socket: %w", err)
 		}
 	}
+	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+	if to.Addr().Is4() {
+		address = &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
+	}
 	stop := context.AfterFunc(ctx, func() { _ = file.SetWriteDeadline(time.Unix(1, 0)) })
 	defer stop()
 
-	begun := false
 	var result error
 	err = raw.Write(func(fd uintptr) (done bool) {
-		if !begun {
-			begun = true
-			result = unix.Connect(int(fd), socketOf(to))
-			return !errors.Is(result, unix.EINPROGRESS)
-		}
-		done, result = connected(int(fd))
-		return done
+		// Until the attempt has ended, connect(2) reports that it is in progress. The poller
+		// may wake it for the state of the socket before the attempt.
+		result = unix.Connect(int(fd), address)
+		return result != unix.EINPROGRESS && result != unix.EALREADY
 	})
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -54,27 +54,4 @@ func connect(ctx context.Context, fd int, to netip.AddrPort) (net.Conn, error) {
 		return nil, fmt.Errorf("use the sandbox's socket: %w", err)
 	}
 	return conn, nil
-}
-
-// connected reports whether a connection attempt has ended, and with which error. The
-// poller may wake it for the state of the socket before the attempt.
-func connected(fd int) (done bool, err error) {
-	errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-	if err != nil {
-		return true, err
-	}
-	if errno != 0 {
-		return true, unix.Errno(errno)
-	}
-	if _, err := unix.Getpeername(fd); errors.Is(err, unix.ENOTCONN) {
-		return false, nil
-	}
-	return true, nil
-}
-
-func socketOf(to netip.AddrPort) unix.Sockaddr {
-	if to.Addr().Is6() {
-		return &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
-	}
-	return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
 }

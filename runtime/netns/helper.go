@@ -32,11 +32,10 @@ type helper struct {
 	stderr  *tail
 	seq     atomic.Uint32
 
-	mu      sync.Mutex
-	waiting map[uint32]chan reply // by seq; nil after the helper ended
-	// silent is the time since which responses are pending, including those that no
-	// caller waits for any longer; zero if none is.
-	silent time.Time
+	mu sync.Mutex
+	// waiting has the pending responses by seq, including those that no caller waits for
+	// any longer. It is nil after the helper ended.
+	waiting map[uint32]chan reply
 
 	gone chan struct{} // closed when the process was reaped
 }
@@ -172,13 +171,17 @@ func (h *helper) run() error {
 		}
 		h.deliver(response, fd)
 	}
+	ended := errGone
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		ended = fmt.Errorf("%w: it did not respond for %v", errGone, responseLimit)
+	}
 	h.close()
 	h.mu.Lock()
 	waiting := h.waiting
 	h.waiting = nil
 	h.mu.Unlock()
 	for _, c := range waiting {
-		c <- reply{-1, errGone}
+		c <- reply{-1, ended}
 	}
 	// It ends by itself because its socket is closed, unless it hangs.
 	kill := time.AfterFunc(time.Second, func() { _ = h.cmd.Process.Kill() })
@@ -195,13 +198,14 @@ func (h *helper) deliver(response wire.Response, fd int) {
 	h.mu.Lock()
 	c := h.waiting[response.Seq]
 	delete(h.waiting, response.Seq)
-	h.silent = time.Time{}
+	limit := time.Time{}
 	if len(h.waiting) > 0 {
-		h.silent = time.Now()
+		limit = time.Now().Add(responseLimit)
 	}
+	_ = h.control.SetReadDeadline(limit)
 	h.mu.Unlock()
 	switch {
-	case c == nil: // no caller waits for it, or no longer
+	case c == nil: // the response to a post
 		closeFD(fd)
 	case response.Status != wire.StatusOK:
 		closeFD(fd)
@@ -216,60 +220,44 @@ func (h *helper) deliver(response wire.Response, fd int) {
 // request sends a request and waits for its response. The caller owns the returned
 // descriptor. Errors wrap errGone if the helper ended or hangs.
 func (h *helper) request(ctx context.Context, r wire.Request) (int, error) {
+	r.Seq = h.seq.Add(1)
+	packet, err := r.AppendTo(nil)
+	if err != nil {
+		return -1, err
+	}
 	c := make(chan reply, 1) // deliver never waits
 	h.mu.Lock()
 	if h.waiting == nil {
 		h.mu.Unlock()
 		return -1, errGone
 	}
-	r.Seq = h.seq.Add(1)
 	h.waiting[r.Seq] = c
-	if h.silent.IsZero() {
-		h.silent = time.Now()
+	if len(h.waiting) == 1 {
+		_ = h.control.SetReadDeadline(time.Now().Add(responseLimit))
 	}
-	hung := time.NewTimer(time.Until(h.silent.Add(responseLimit)))
-	defer hung.Stop()
 	h.mu.Unlock()
-	if err := h.send(r); err != nil {
-		h.abandon(r.Seq, c)
+	if err := h.send(packet); err != nil {
 		return -1, err
 	}
 	select {
 	case got := <-c:
 		return got.fd, got.err
 	case <-ctx.Done():
-		h.abandon(r.Seq, c)
+		go func() { closeFD((<-c).fd) }() // ends with the response, or with run
 		return -1, ctx.Err()
-	case <-hung.C:
-		h.abandon(r.Seq, c)
-		h.close() // run kills it then
-		return -1, fmt.Errorf("%w: it did not respond for %v", errGone, responseLimit)
-	}
-}
-
-// abandon stops waiting for a response, and closes its descriptor if it has just arrived.
-func (h *helper) abandon(seq uint32, c chan reply) {
-	h.mu.Lock()
-	_, mine := h.waiting[seq]
-	delete(h.waiting, seq)
-	h.mu.Unlock()
-	if !mine {
-		closeFD((<-c).fd)
 	}
 }
 
 // post sends a request without waiting for its response.
 func (h *helper) post(r wire.Request) {
 	r.Seq = h.seq.Add(1)
-	_ = h.send(r) // if the helper has ended, the request is moot
+	if packet, err := r.AppendTo(nil); err == nil {
+		_ = h.send(packet) // if the helper has ended, the request is moot
+	}
 }
 
 // send never waits: if the socket is full, the helper hangs.
-func (h *helper) send(r wire.Request) error {
-	packet, err := r.AppendTo(nil)
-	if err != nil {
-		return err
-	}
+func (h *helper) send(packet []byte) error {
 	raw, err := h.control.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("%w: %w", errGone, err)

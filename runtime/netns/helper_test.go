@@ -19,7 +19,11 @@ func TestSocketOfABusyHelperHoldsAllRequests(t *testing.T) {
 	request := wire.Request{Op: wire.OpSocket, Family: wire.IPv4, ID: "abcdefghijkl",
 		Cgroup: "/" + strings.Repeat("x", 400)}
 	for n := range maxRequests {
-		if err := h.send(request); err != nil {
+		packet, err := request.AppendTo(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.send(packet); err != nil {
 			t.Fatalf("request %d of %d: %v", n+1, maxRequests, err)
 		}
 	}

@@ -60,11 +60,10 @@ type Client struct {
 	inFlight *semaphore.Weighted // of maxRequests
 
 	mu       sync.Mutex
-	current  *helper       // nil before the first start and after a crash
-	starting chan struct{} // closed when the current start ends; nil without one
-	startErr error         // of the last start
-	failures int           // consecutive starts without a served request
-	notUntil time.Time     // earliest time of the next start
+	current  *helper   // nil before the first start and after a crash
+	starting *start    // nil without one
+	failures int       // consecutive starts without a served request
+	notUntil time.Time // earliest time of the next start
 	closed   bool
 	end      context.CancelFunc // ends the current start
 	ctx      context.Context

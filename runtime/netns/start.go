@@ -21,51 +21,47 @@ const (
 // helper returns the running helper. It starts one if none is running or the running one is
 // stale. Concurrent callers share a start; each waits until its ctx ends.
 func (c *Client) helper(ctx context.Context, stale *helper) (*helper, error) {
-	for {
-		c.mu.Lock()
-		if c.closed {
-			c.mu.Unlock()
-			return nil, ErrClosed
-		}
-		if c.current != nil && c.current != stale {
-			h := c.current
-			c.mu.Unlock()
-			return h, nil
-		}
-		if c.starting == nil {
-			c.startLocked()
-		}
-		starting := c.starting
+	c.mu.Lock()
+	if c.closed {
 		c.mu.Unlock()
-
-		select {
-		case <-starting:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the namespace helper: %w", ctx.Err())
-		}
-		c.mu.Lock()
-		err := c.startErr
-		c.mu.Unlock()
-		if err != nil {
-			return nil, err
-		}
-		stale = nil // it was replaced; otherwise this loop would not end
+		return nil, ErrClosed
 	}
+	if h := c.current; h != nil && h != stale {
+		c.mu.Unlock()
+		return h, nil
+	}
+	if c.starting == nil {
+		c.startLocked()
+	}
+	s := c.starting
+	c.mu.Unlock()
+	select {
+	case <-s.done:
+		return s.helper, s.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the namespace helper: %w", ctx.Err())
+	}
+}
+
+// start is an attempt to start a helper.
+type start struct {
+	done   chan struct{} // closed when it has ended
+	helper *helper
+	err    error
 }
 
 // startLocked begins to start a helper, which then replaces the current one. The caller
 // holds c.mu. The goroutine ends with the start, or on Close.
 func (c *Client) startLocked() {
-	done := make(chan struct{})
-	c.starting = done
+	s := &start{done: make(chan struct{})}
+	c.starting = s
 	wait := time.Until(c.notUntil)
 	c.running.Go(func() {
 		h, err := c.start(wait)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		defer close(done)
-		c.starting = nil
-		c.startErr = err
+		defer close(s.done)
+		c.starting, s.helper, s.err = nil, h, err
 		c.failures++ // until it has served a request
 		c.notUntil = time.Now().Add(min(firstBackoff<<min(c.failures-1, 10), lastBackoff))
 		if err != nil {
