@@ -6,6 +6,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/time/rate"
 
 	"github.com/doze-run/doze/egress/feed"
@@ -37,6 +39,8 @@ type Config struct {
 // Log records the flows of all sandboxes. It has no goroutines and is safe for
 // concurrent use. It implements prometheus.Collector.
 type Log struct {
+	prometheus.Collector // of metrics
+
 	cfg     Config
 	metrics *metrics
 	feed    *feed.Feed[string, Entry]
@@ -63,7 +67,8 @@ func New(cfg Config) *Log {
 		Entries: maxEntries, Bytes: maxBytes, TotalBytes: maxTotalBytes, Size: (*Entry).size,
 		Header: func(e *Entry) feed.Header { return feed.Header{Seq: &e.Seq, Time: &e.Time, Dropped: &e.Dropped} },
 	})
-	return &Log{cfg: cfg, metrics: newMetrics(), feed: entries, limits: map[string]limits{}}
+	registry := prometheus.NewRegistry()
+	return &Log{Collector: registry, cfg: cfg, metrics: newMetrics(promauto.With(registry)), feed: entries, limits: map[string]limits{}}
 }
 
 // Record stores an entry, sends it to followers, counts it in the metrics and logs it.

@@ -1,6 +1,9 @@
 package audit
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+)
 
 // metrics are the metrics of a Log. Names and labels are public:
 // docs/reference/metrics.md. No label has a value that a sandbox chose.
@@ -21,28 +24,28 @@ type traffic struct {
 // From a refusal, which takes microseconds, to a model's response of minutes.
 var durationBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
 
-func newMetrics() *metrics {
+func newMetrics(f promauto.Factory) *metrics {
 	return &metrics{
-		requests:    newTraffic("request", "requests of sandboxes that were intercepted and have ended"),
-		connections: newTraffic("connection", "connections of sandboxes that passed through and have ended"),
-		dnsRefusals: prometheus.NewCounter(prometheus.CounterOpts{
+		requests:    newTraffic(f, "request", "requests of sandboxes that were intercepted and have ended"),
+		connections: newTraffic(f, "connection", "connections of sandboxes that passed through and have ended"),
+		dnsRefusals: f.NewCounter(prometheus.CounterOpts{
 			Name: "doze_egress_dns_refusals_total", Help: "DNS queries of sandboxes that were refused.",
 		}),
-		suppressed: prometheus.NewCounter(prometheus.CounterOpts{
+		suppressed: f.NewCounter(prometheus.CounterOpts{
 			Name: "doze_egress_log_lines_suppressed_total", Help: "Entries omitted from the log because their sandbox exceeded its rate.",
 		}),
 	}
 }
 
-func newTraffic(subject, what string) traffic {
+func newTraffic(f promauto.Factory, subject, what string) traffic {
 	return traffic{
-		total: prometheus.NewCounterVec(prometheus.CounterOpts{
+		total: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "doze_egress_" + subject + "s_total", Help: "Number of " + what + ", by verdict.",
 		}, []string{"verdict"}),
-		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
+		bytes: f.NewCounterVec(prometheus.CounterOpts{
 			Name: "doze_egress_" + subject + "_bytes_total", Help: "Bytes of " + what + ", by direction.",
 		}, []string{"direction"}),
-		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+		seconds: f.NewHistogram(prometheus.HistogramOpts{
 			Name: "doze_egress_" + subject + "_duration_seconds", Help: "Duration of " + what + ".", Buckets: durationBuckets,
 		}),
 	}
@@ -69,27 +72,3 @@ func (m *metrics) count(e *Entry) {
 		m.requests.count(e)
 	}
 }
-
-func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{
-		m.requests.total, m.requests.bytes, m.requests.seconds,
-		m.connections.total, m.connections.bytes, m.connections.seconds,
-		m.dnsRefusals, m.suppressed,
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (l *Log) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range l.metrics.collectors() {
-		c.Describe(ch)
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (l *Log) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range l.metrics.collectors() {
-		c.Collect(ch)
-	}
-}
-
-var _ prometheus.Collector = (*Log)(nil)

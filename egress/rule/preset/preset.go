@@ -7,6 +7,8 @@
 // without them, as their descriptions state. Names are stable: stored rules have them.
 package preset
 
+import "slices"
+
 // Prefix of a preset's name where a host pattern is expected. No host name has a colon.
 const Prefix = "preset:"
 
@@ -29,37 +31,28 @@ type Preset struct {
 }
 
 // All returns the presets that come with doze, in the order of their names.
-func All() []Preset {
-	list := make([]Preset, len(builtIn))
-	for i, p := range builtIn {
-		list[i] = Preset{p.name, p.description, p.hosts, BuiltIn}
-	}
-	return list
-}
+func All() []Preset { return slices.Clone(builtIn) }
 
 // builtIn presets in the order of their names.
-var builtIn = []struct {
-	name, description string
-	hosts             []string
-}{
-	{"anthropic", "The Anthropic API", []string{"api.anthropic.com"}},
-	{"bitbucket", "Bitbucket Cloud: git over HTTPS and the API", []string{"bitbucket.org", "api.bitbucket.org"}},
-	{"deepseek", "The DeepSeek API", []string{"api.deepseek.com"}},
-	{"gemini", "Google's Gemini API", []string{"generativelanguage.googleapis.com"}},
+var builtIn = []Preset{
+	{"anthropic", "The Anthropic API", []string{"api.anthropic.com"}, BuiltIn},
+	{"bitbucket", "Bitbucket Cloud: git over HTTPS and the API", []string{"bitbucket.org", "api.bitbucket.org"}, BuiltIn},
+	{"deepseek", "The DeepSeek API", []string{"api.deepseek.com"}, BuiltIn},
+	{"gemini", "Google's Gemini API", []string{"generativelanguage.googleapis.com"}, BuiltIn},
 	{"github", "GitHub: git over HTTPS, the API, archives, releases, raw files and LFS. Anyone can publish content there", []string{
 		"github.com", "api.github.com", "uploads.github.com", "codeload.github.com", "gist.github.com", "*.githubusercontent.com",
 		"github-cloud.s3.amazonaws.com",
-	}},
-	{"gitlab", "GitLab.com: git over HTTPS and the API", []string{"gitlab.com"}},
-	{"groq", "The Groq API", []string{"api.groq.com"}},
+	}, BuiltIn},
+	{"gitlab", "GitLab.com: git over HTTPS and the API", []string{"gitlab.com"}, BuiltIn},
+	{"groq", "The Groq API", []string{"api.groq.com"}, BuiltIn},
 	{"huggingface", "Hugging Face: models, data sets, the API and inference. Anyone can publish content there", []string{
 		"huggingface.co", "*.huggingface.co", "*.hf.co",
-	}},
-	{"mistral", "The Mistral API", []string{"api.mistral.ai"}},
-	{"nodejs", "Node.js releases and headers (nvm, node-gyp)", []string{"nodejs.org"}},
-	{"openai", "The OpenAI API", []string{"api.openai.com"}},
-	{"openrouter", "The OpenRouter API", []string{"openrouter.ai"}},
-	{"playwright", "Browsers that Playwright installs", []string{"cdn.playwright.dev", "playwright.download.prss.microsoft.com"}},
-	{"rustup", "Rust toolchains (rustup)", []string{"static.rust-lang.org"}},
-	{"xai", "The xAI API", []string{"api.x.ai"}},
+	}, BuiltIn},
+	{"mistral", "The Mistral API", []string{"api.mistral.ai"}, BuiltIn},
+	{"nodejs", "Node.js releases and headers (nvm, node-gyp)", []string{"nodejs.org"}, BuiltIn},
+	{"openai", "The OpenAI API", []string{"api.openai.com"}, BuiltIn},
+	{"openrouter", "The OpenRouter API", []string{"openrouter.ai"}, BuiltIn},
+	{"playwright", "Browsers that Playwright installs", []string{"cdn.playwright.dev", "playwright.download.prss.microsoft.com"}, BuiltIn},
+	{"rustup", "Rust toolchains (rustup)", []string{"static.rust-lang.org"}, BuiltIn},
+	{"xai", "The xAI API", []string{"api.x.ai"}, BuiltIn},
 }

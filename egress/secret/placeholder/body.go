@@ -25,7 +25,9 @@ type body struct {
 	src   io.ReadCloser
 	in    func(value string) (string, error)
 	fixed string // why nothing is exchanged: its length must stay
-	err   error
+	// limited: all values of the request have at most MaxBody bytes together.
+	limited bool
+	err     error
 
 	piece      []byte
 	unsearched []byte // of piece: arrived, not searched
@@ -84,6 +86,9 @@ func (b *body) next() bool {
 	value, err := b.x.valueOf(offer, b.in)
 	if err != nil {
 		return b.refuse(err)
+	}
+	if b.x.placed += len(value); b.limited && b.x.placed > MaxBody { // placeholders are short, values may be long
+		return b.refuse(&RefusedError{offer.Secret, "the request would become too long"})
 	}
 	b.out, b.unsearched = []byte(value), b.unsearched[len(offer.Text):]
 	return true

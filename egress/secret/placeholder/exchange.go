@@ -27,7 +27,7 @@ const MaxBody = 1 << 20
 // without any.
 type Exchanged struct {
 	set *Set
-	// placed is the length of all values, without a body of unknown length.
+	// placed is the length of all values.
 	placed int
 
 	mu      sync.Mutex
@@ -152,30 +152,15 @@ func (x *Exchanged) text(text string, in func(value string) (string, error)) (st
 	if !strings.Contains(text, Prefix) {
 		return text, nil
 	}
-	var b strings.Builder
-	for {
-		before, _, found := strings.Cut(text, Prefix)
-		b.WriteString(before)
-		if !found {
-			return b.String(), nil
-		}
-		text = text[len(before):]
-		offer, _ := x.set.find(text)
-		if offer == nil {
-			b.WriteString(Prefix)
-			text = text[len(Prefix):]
-			continue
-		}
-		value, err := x.valueOf(offer, in)
-		if err != nil {
-			return "", err
-		}
-		if x.placed += len(value); x.placed > MaxBody { // placeholders are short, values may be long
-			return "", &RefusedError{offer.Secret, "the request would become too long"}
-		}
-		b.WriteString(value)
-		text = text[len(offer.Text):]
+	b := &body{x: x, in: in, limited: true, unsearched: []byte(text), err: io.EOF}
+	var exchanged strings.Builder
+	for b.next() {
+		exchanged.Write(b.out)
 	}
+	if b.err != io.EOF {
+		return "", b.err
+	}
+	return exchanged.String(), nil
 }
 
 func (x *Exchanged) valueOf(offer *Offer, in func(value string) (string, error)) (string, error) {

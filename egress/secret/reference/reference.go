@@ -28,8 +28,6 @@ const (
 var (
 	// ErrLimit: more references, or longer ones, than one request may have.
 	ErrLimit = fmt.Errorf("%w: too many references, or too long ones", secret.ErrLimit)
-	// ErrEncoding: the number of the encoding is unknown.
-	ErrEncoding = fmt.Errorf("%w: unknown encoding", secret.ErrBadArgument)
 	// ErrUnknown: a text begins like a reference of this request but is not one.
 	ErrUnknown = fmt.Errorf("%w: incomplete or unknown reference", secret.ErrBadArgument)
 )
@@ -92,7 +90,7 @@ func (s *Set) Derived() []secret.ID {
 }
 
 // Encode returns a reference to the encoding of a text. References in the text, also
-// to encoded texts, are encoded as their values. Errors: ErrEncoding,
+// to encoded texts, are encoded as their values. Errors: secret.ErrBadArgument,
 // ErrLimit, ErrUnknown.
 func (s *Set) Encode(encoding int32, text string) (string, error) {
 	if len(text) > MaxValue {
@@ -113,7 +111,7 @@ func (s *Set) Encode(encoding int32, text string) (string, error) {
 	case Percent:
 		value = escape(value)
 	default:
-		return "", fmt.Errorf("%w: %d", ErrEncoding, encoding)
+		return "", fmt.Errorf("%w: unknown encoding: %d", secret.ErrBadArgument, encoding)
 	}
 	return s.add(entry{value: value, secrets: r.used, escaped: encoding == Percent})
 }

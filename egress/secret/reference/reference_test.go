@@ -150,8 +150,7 @@ func TestValuesThatAHeaderCannotHoldAreRefused(t *testing.T) {
 		r := request(t, "https://api.example/")
 		r.Header.Set("Authorization", "Bearer "+must(t)(s.Secret(id("token"))))
 		_, err := s.Render(r)
-		var refused *RenderError
-		if !errors.As(err, &refused) || refused.Where != "header Authorization" || !strings.Contains(err.Error(), want) {
+		if err == nil || !strings.HasPrefix(err.Error(), "header Authorization: ") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", value, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "Injected") {
@@ -164,21 +163,24 @@ func TestValuesThatAHeaderCannotHoldAreRefused(t *testing.T) {
 }
 
 func TestReferencesInOtherPlacesAreRefused(t *testing.T) {
-	for name, put := range map[string]func(*http.Request, string){
-		"method":        func(r *http.Request, ref string) { r.Method = ref },
-		"host":          func(r *http.Request, ref string) { r.Host = ref + ".example" },
-		"URL host":      func(r *http.Request, ref string) { r.URL.Host = ref },
-		"opaque":        func(r *http.Request, ref string) { r.URL.Opaque = ref },
-		"user":          func(r *http.Request, ref string) { r.URL.User = url.UserPassword("me", ref) },
-		"fragment":      func(r *http.Request, ref string) { r.URL.Fragment = ref },
-		"header name":   func(r *http.Request, ref string) { r.Header.Set(ref, "1") },
-		"trailer name":  func(r *http.Request, ref string) { r.Trailer = http.Header{ref: nil} },
-		"half, header":  func(r *http.Request, ref string) { r.Header.Set("X", ref[:len(ref)-1]) },
-		"half, query":   func(r *http.Request, ref string) { r.URL.RawQuery = ref[:len(ref)-1] + "&a" },
-		"half, path":    func(r *http.Request, ref string) { r.URL.Path = "/" + ref[:len(ref)-2] + "99" },
-		"target":        func(r *http.Request, ref string) { r.RequestURI = "/" + ref[:len(ref)-1] },
-		"unknown one":   func(r *http.Request, ref string) { r.Header.Set("X", ref[:len(ref)-2]+"63") },
-		"control bytes": func(r *http.Request, ref string) { r.Header.Set("X", ref+"\n"+ref) },
+	for name, c := range map[string]struct {
+		place string
+		put   func(*http.Request, string)
+	}{
+		"method":        {"method, host or URL", func(r *http.Request, ref string) { r.Method = ref }},
+		"host":          {"method, host or URL", func(r *http.Request, ref string) { r.Host = ref + ".example" }},
+		"URL host":      {"method, host or URL", func(r *http.Request, ref string) { r.URL.Host = ref }},
+		"opaque":        {"method, host or URL", func(r *http.Request, ref string) { r.URL.Opaque = ref }},
+		"user":          {"URL", func(r *http.Request, ref string) { r.URL.User = url.UserPassword("me", ref) }},
+		"fragment":      {"method, host or URL", func(r *http.Request, ref string) { r.URL.Fragment = ref }},
+		"header name":   {"name of a header", func(r *http.Request, ref string) { r.Header.Set(ref, "1") }},
+		"trailer name":  {"name of a header", func(r *http.Request, ref string) { r.Trailer = http.Header{ref: nil} }},
+		"half, header":  {"header X", func(r *http.Request, ref string) { r.Header.Set("X", ref[:len(ref)-1]) }},
+		"half, query":   {"query", func(r *http.Request, ref string) { r.URL.RawQuery = ref[:len(ref)-1] + "&a" }},
+		"half, path":    {"path", func(r *http.Request, ref string) { r.URL.Path = "/" + ref[:len(ref)-2] + "99" }},
+		"target":        {"request target", func(r *http.Request, ref string) { r.RequestURI = "/" + ref[:len(ref)-1] }},
+		"unknown one":   {"header X", func(r *http.Request, ref string) { r.Header.Set("X", ref[:len(ref)-2]+"63") }},
+		"control bytes": {"header X", func(r *http.Request, ref string) { r.Header.Set("X", ref+"\n"+ref) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			value := "value"
@@ -187,9 +189,8 @@ func TestReferencesInOtherPlacesAreRefused(t *testing.T) {
 			}
 			s := of(map[string]string{"token": value})
 			r := request(t, "https://api.example/")
-			put(r, must(t)(s.Secret(id("token"))))
-			var refused *RenderError
-			if _, err := s.Render(r); !errors.As(err, &refused) {
+			c.put(r, must(t)(s.Secret(id("token"))))
+			if _, err := s.Render(r); err == nil || !strings.HasPrefix(err.Error(), c.place+": ") {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -200,10 +201,10 @@ func TestLimitsHold(t *testing.T) {
 	long := strings.Repeat("x", 64<<10)
 	s := of(map[string]string{"token": "value", "long": long})
 	token := must(t)(s.Secret(id("token")))
-	if _, err := s.Encode(4, "text"); !errors.Is(err, ErrEncoding) {
+	if _, err := s.Encode(4, "text"); !errors.Is(err, secret.ErrBadArgument) || !strings.Contains(err.Error(), "encoding") {
 		t.Errorf("an unknown encoding: %v", err)
 	}
-	if _, err := s.Encode(-1, "text"); !errors.Is(err, ErrEncoding) {
+	if _, err := s.Encode(-1, "text"); !errors.Is(err, secret.ErrBadArgument) || !strings.Contains(err.Error(), "encoding") {
 		t.Errorf("a negative encoding: %v", err)
 	}
 	if _, err := s.Encode(Hex, token[:length-1]); !errors.Is(err, ErrUnknown) {
@@ -312,7 +313,7 @@ func TestHMACIsAChain(t *testing.T) {
 		t.Errorf("%x, %v", got, err)
 	}
 	for _, parts := range [][][]byte{nil, make([][]byte, maxParts+1)} {
-		if _, err := s.HMAC(id("key"), "", parts); !errors.Is(err, ErrParts) {
+		if _, err := s.HMAC(id("key"), "", parts); !errors.Is(err, secret.ErrBadArgument) || !strings.Contains(err.Error(), "parts") {
 			t.Errorf("%d parts: %v", len(parts), err)
 		}
 	}

@@ -16,21 +16,12 @@ import (
 // held in memory, as it was when a policy wrote it. Policies have no more memory.
 const MaxBody = 16 << 20
 
-// RenderError is the reason for which a request cannot be sent with its references. It
-// holds no part of a value.
-type RenderError struct {
-	Where  string // such as "header Authorization"
-	Reason string
-}
-
-func (e *RenderError) Error() string { return e.Where + ": " + e.Reason }
-
 // Render replaces references by values in the values of headers and trailers, in the path and in the query, and returns the secrets that are
 // now in the request. In a path or query a value is percent-encoded,
 // unless it was made with the encoding Percent.
 //
-// The request must not be sent after an error: *RenderError, for a value that
-// cannot stand in its place and for references in places that are not rendered.
+// The request must not be sent after an error: for a value that cannot stand in its place
+// or for a reference in a place that is not rendered. No error has a part of a value.
 func (s *Set) Render(r *http.Request) (used []secret.ID, err error) {
 	if s == nil || s.prefix == "" {
 		return nil, nil
@@ -56,7 +47,7 @@ func (t *renderer) headers(h http.Header, kind string) error {
 		for i, v := range values {
 			var err error
 			if values[i], err = t.text(v, inHeader); err != nil {
-				return &RenderError{kind + name, err.Error()}
+				return fmt.Errorf("%s%s: %w", kind, name, err)
 			}
 		}
 	}
@@ -99,19 +90,19 @@ func (t *renderer) url(r *http.Request) error {
 	if path := r.URL.EscapedPath(); t.set.in(path) {
 		raw, err := t.text(path, inURL)
 		if err != nil {
-			return &RenderError{"path", err.Error()}
+			return fmt.Errorf("path: %w", err)
 		}
 		if r.URL.Path, err = url.PathUnescape(raw); err != nil {
-			return &RenderError{"path", "it is not well-formed"} // its error would quote
+			return errors.New("path: it is not well-formed") // its error would quote
 		}
 		r.URL.RawPath = raw
 	}
 	var err error
 	if r.URL.RawQuery, err = t.text(r.URL.RawQuery, inURL); err != nil {
-		return &RenderError{"query", err.Error()}
+		return fmt.Errorf("query: %w", err)
 	}
 	if r.RequestURI, err = t.text(r.RequestURI, inURL); err != nil {
-		return &RenderError{"request target", err.Error()}
+		return fmt.Errorf("request target: %w", err)
 	}
 	return nil
 }
@@ -121,17 +112,17 @@ func (t *renderer) url(r *http.Request) error {
 func (s *Set) elsewhere(r *http.Request) error {
 	for _, text := range []string{r.Method, r.Host, r.URL.Scheme, r.URL.Opaque, r.URL.Host, r.URL.Fragment} {
 		if s.in(text) {
-			return &RenderError{"method, host or URL", "no place for a secret"}
+			return errors.New("method, host or URL: no place for a secret")
 		}
 	}
 	if r.URL.User != nil && s.in(r.URL.User.String()) {
-		return &RenderError{"URL", "no place for a secret: set the header Authorization"}
+		return errors.New("URL: no place for a secret: set the header Authorization")
 	}
 	for _, h := range []http.Header{r.Header, r.Trailer} {
 		for name := range h {
 			// Names are in canonical form, in which no reference is itself.
 			if len(name) >= len(s.prefix) && strings.Contains(strings.ToLower(name), strings.ToLower(s.prefix)) {
-				return &RenderError{"name of a header", "no place for a secret"}
+				return errors.New("name of a header: no place for a secret")
 			}
 		}
 	}
@@ -142,8 +133,7 @@ func (s *Set) elsewhere(r *http.Request) error {
 // and returns the secrets that are now in it. It sets the length. A body that a client
 // wrote has no references: the caller must not pass it to RenderBody.
 //
-// The request must not be sent after an error: *RenderError, or an error of reading
-// the body.
+// The request must not be sent after an error.
 func (s *Set) RenderBody(r *http.Request) (used []secret.ID, err error) {
 	if s == nil || s.prefix == "" || r.Body == nil || r.Body == http.NoBody {
 		return nil, nil
@@ -153,13 +143,13 @@ func (s *Set) RenderBody(r *http.Request) (used []secret.ID, err error) {
 		return nil, fmt.Errorf("read the body of a policy: %w", err)
 	}
 	if len(body) > MaxBody {
-		return nil, &RenderError{"body", fmt.Sprintf("more than %d bytes, which is too long for one with secrets", MaxBody)}
+		return nil, fmt.Errorf("body: more than %d bytes, which is too long for one with secrets", MaxBody)
 	}
 	if bytes.Contains(body, []byte(s.prefix)) {
 		t := &renderer{set: s, capacity: MaxBody}
 		rendered, err := t.text(string(body), asIs)
 		if err != nil {
-			return nil, &RenderError{"body", err.Error()}
+			return nil, fmt.Errorf("body: %w", err)
 		}
 		body, used = []byte(rendered), t.used
 	}

@@ -31,19 +31,12 @@ const maxParts = 16
 // of the vault could hold one that signs for minutes.
 const maxKey = 5 << 10
 
-var (
-	// ErrAlgorithm: the number of the algorithm is unknown.
-	ErrAlgorithm = fmt.Errorf("%w: unknown algorithm", secret.ErrBadArgument)
-	// ErrParts: a chain of HMACs has too many parts, or none.
-	ErrParts = fmt.Errorf("%w: an HMAC has 1 to %d parts", secret.ErrBadArgument, maxParts)
-)
-
 // HMAC returns the end of a chain of HMAC-SHA256: the first key is prefix and
 // secret, each next one is the HMAC of a part, the last is the result. Errors:
-// the errors of the set's resolve, ErrParts.
+// the errors of the set's resolve, secret.ErrBadArgument.
 func (s *Set) HMAC(id secret.ID, prefix string, parts [][]byte) ([]byte, error) {
 	if len(parts) == 0 || len(parts) > maxParts {
-		return nil, ErrParts
+		return nil, fmt.Errorf("%w: an HMAC has 1 to %d parts", secret.ErrBadArgument, maxParts)
 	}
 	value, err := s.resolve(id)
 	if err != nil {
@@ -61,11 +54,11 @@ func (s *Set) HMAC(id secret.ID, prefix string, parts [][]byte) ([]byte, error) 
 
 // Sign signs data with the private key that a secret holds as PEM (PKCS #8, or
 // what is usual for RSA and EC keys): RS256 in PKCS #1 v1.5, ES256 as r and s of
-// 32 bytes. Errors: the errors of the set's resolve, ErrAlgorithm, and keys that do not
+// 32 bytes. Errors: the errors of the set's resolve, secret.ErrBadArgument, and keys that do not
 // fit, which no error quotes.
 func (s *Set) Sign(id secret.ID, algorithm int32, data []byte) ([]byte, error) {
 	if algorithm < RS256 || algorithm > ES256 {
-		return nil, fmt.Errorf("%w: %d", ErrAlgorithm, algorithm)
+		return nil, fmt.Errorf("%w: unknown algorithm: %d", secret.ErrBadArgument, algorithm)
 	}
 	value, err := s.resolve(id)
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"slices"
-	"time"
 )
 
 // MaxBytes is the limit of bytes that Read reads, including record headers. A
@@ -80,8 +79,11 @@ func Read(r io.Reader) (Hello, []byte, error) {
 
 var errStop = errors.New("the hello was read")
 
-// tap is a read-only connection that records the bytes read from r.
+// tap is a read-only connection that records the bytes read from r. The TLS server calls
+// only Read and Write.
 type tap struct {
+	net.Conn
+
 	r        io.Reader
 	again    []byte // to be read again
 	received []byte
@@ -108,10 +110,3 @@ func (t *tap) Read(b []byte) (int, error) {
 
 // Write discards the alert that the server sends when it is stopped.
 func (t *tap) Write(b []byte) (int, error) { return len(b), nil }
-
-func (t *tap) Close() error                     { return nil }
-func (t *tap) LocalAddr() net.Addr              { return nil }
-func (t *tap) RemoteAddr() net.Addr             { return nil }
-func (t *tap) SetDeadline(time.Time) error      { return nil }
-func (t *tap) SetReadDeadline(time.Time) error  { return nil }
-func (t *tap) SetWriteDeadline(time.Time) error { return nil }
