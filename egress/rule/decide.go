@@ -98,9 +98,14 @@ func (t *Table) denying() int {
 	return noLayer
 }
 
-// fallback decides on traffic that matches no rule of the layer denying or a later one.
-func (t *Table) fallback(denying int, named bool) Decision {
-	d := Decision{Verdict: VerdictDeny, Rule: defaultRule}
+// orDefault returns the decision of rules, of which the last is in a layer, or the one on
+// traffic that no rule matches of the last layer that denies by default or a later one.
+func (t *Table) orDefault(d Decision, last int, named bool) Decision {
+	denying := t.denying()
+	if last != noLayer && last >= denying {
+		return d
+	}
+	d = Decision{Verdict: VerdictDeny, Rule: defaultRule}
 	switch {
 	case denying != noLayer:
 		d.Reason = [...]string{
@@ -148,48 +153,39 @@ func (t *Table) Name(host string) Decision {
 			}
 		}
 	}
-	if denying := t.denying(); last == noLayer || last < denying {
-		return t.fallback(denying, true)
-	}
-	return allowed
+	return t.orDefault(allowed, last, true)
 }
 
 // Connect decides on a connection. Only its Port and its Host or Address are known.
 // VerdictInspect means that each of its requests has to be decided on.
 func (t *Table) Connect(r Request) Decision {
-	inspect, first, last := Decision{}, Decision{}, noLayer
-	private := false
+	d, last := Decision{}, noLayer
 	for layer, l := range t.Layers {
 		settled := false // by a rule that matches every request
 		for _, c := range l.all() {
 			if c.destined(&r) == no || settled && c.Action != Deny {
 				continue
 			}
-			private = private || c.Private && c.Action != Deny
+			d.Private = d.Private || c.Private && c.Action != Deny
 			switch {
 			case c.inspects:
-				if inspect.Verdict == "" {
-					inspect = Decision{Verdict: VerdictInspect, Rule: l.id(c)}
+				if d.Verdict != VerdictInspect {
+					d.Verdict, d.Rule = VerdictInspect, l.id(c)
 				}
 			case c.Action == Deny:
 				return l.deny(c, r.Host)
 			default:
 				settled, last = true, layer
-				if first.Verdict == "" {
-					first = Decision{Verdict: VerdictAllow, Rule: l.id(c)}
+				if d.Verdict == "" {
+					d.Verdict, d.Rule = VerdictAllow, l.id(c)
 				}
 			}
 		}
 	}
-	if inspect.Verdict != "" {
-		inspect.Private = private
-		return inspect
+	if d.Verdict == VerdictInspect {
+		return d
 	}
-	if denying := t.denying(); last == noLayer || last < denying {
-		return t.fallback(denying, r.Host != "")
-	}
-	first.Private = private
-	return first
+	return t.orDefault(d, last, r.Host != "")
 }
 
 // Decide decides on a request.
@@ -207,31 +203,22 @@ func (t *Table) Decide(r Request) Decision {
 				return Decision{Verdict: VerdictDeny, Rule: l.id(c),
 					Reason: "its path and headers are too long to be compared with so many patterns: shorten them, or use fewer stars in the rules"}
 			}
-			switch matched {
-			case no:
+			switch {
+			case matched == no, matched == unsure && c.Action == Allow:
 				continue
-			case unsure:
-				if c.Action == Allow {
-					continue
-				}
-				if c.Action != Deny {
-					return Decision{Verdict: VerdictDeny, Rule: l.id(c), Reason: c.unsureReason(r.Host)}
-				}
-			}
-			if c.Action == Deny {
+			case c.Action == Deny:
 				return l.deny(c, r.Host)
+			case matched == unsure:
+				return Decision{Verdict: VerdictDeny, Rule: l.id(c), Reason: c.unsureReason(r.Host)}
 			}
 			settled, last = true, layer
 			d.add(l, c)
 		}
 	}
-	if denying := t.denying(); last == noLayer || last < denying {
-		return t.fallback(denying, r.Host != "")
-	}
 	if d.Verdict == VerdictRespond {
 		d.Chain, d.Offers = nil, nil
 	}
-	return d
+	return t.orDefault(d, last, r.Host != "")
 }
 
 // Preset returns the preset by which a rule, as source/name, matches a host. It is
@@ -239,29 +226,18 @@ func (t *Table) Decide(r Request) Decision {
 func (t *Table) Preset(id, host string) string {
 	for _, l := range t.Layers {
 		for _, r := range l.all() {
-			if l.id(r) == id {
-				return r.preset(host, l.presets)
+			if l.id(r) != id || r.hosts.matchesByName(host) {
+				continue
+			}
+			for _, pattern := range r.Hosts {
+				name, ok := strings.CutPrefix(pattern, preset.Prefix)
+				if hosts, err := l.presets.lookup(name); ok && err == nil && hosts.Match(host) {
+					return name
+				}
 			}
 		}
 	}
 	return ""
-}
-
-func (c *compiled) preset(host string, defined *Presets) (name string) {
-	for _, pattern := range c.Hosts {
-		hosts, err := compileHosts(defined, pattern)
-		if err != nil || !hosts.Match(host) {
-			continue
-		}
-		of, ok := strings.CutPrefix(pattern, preset.Prefix)
-		if !ok {
-			return ""
-		}
-		if name == "" {
-			name = of
-		}
-	}
-	return name
 }
 
 // Placeholders returns the environment variables that the rules give a sandbox. The first

@@ -145,10 +145,8 @@ func (h *Hosts) withPresets(patterns []string, defined *Presets) Hosts {
 	return with
 }
 
-// CompileHosts compiles patterns; the error describes the first invalid one. Presets are
-// the built-in ones.
-func CompileHosts(patterns ...string) (*Hosts, error) { return compileHosts(nil, patterns...) }
-
+// compileHosts compiles patterns; the error describes the first invalid one. Without presets,
+// the built-in ones are defined.
 func compileHosts(defined *Presets, patterns ...string) (*Hosts, error) {
 	h := new(Hosts)
 	for _, p := range patterns {
@@ -159,26 +157,22 @@ func compileHosts(defined *Presets, patterns ...string) (*Hosts, error) {
 	return h, nil
 }
 
-// Every reports whether a pattern is `**`.
-func (h *Hosts) Every() bool { return h.every }
-
-// covers reports whether every host that a valid pattern matches is matched.
-func (h *Hosts) covers(pattern string, defined *Presets) bool {
-	if h.every || pattern == "**" {
+// covers reports whether every host that other matches is matched.
+func (h *Hosts) covers(other *Hosts) bool {
+	if h.every || other.every {
 		return h.every
 	}
-	if name, ok := strings.CutPrefix(pattern, preset.Prefix); ok {
-		hosts := defined.hosts(name)
-		return len(hosts) > 0 && !slices.ContainsFunc(hosts, func(host string) bool { return !h.covers(host, defined) })
+	for name := range other.exact {
+		if !h.Match(name) {
+			return false
+		}
 	}
-	name, below, err := CleanPattern(pattern)
-	switch {
-	case err != nil:
-		return false
-	case below:
-		return h.matchesBelow(name)
+	for name := range other.below {
+		if !h.matchesBelow(name) {
+			return false
+		}
 	}
-	return h.Match(name)
+	return !slices.ContainsFunc(other.presets, func(p *Hosts) bool { return !h.covers(p) })
 }
 
 // overlaps reports whether some host is matched by both.
@@ -214,8 +208,12 @@ func (h *Hosts) size() int {
 
 // Match reports whether a pattern matches the host, which CleanHost has cleaned.
 func (h *Hosts) Match(host string) bool {
-	return h.every || h.exact[host] || h.belowAny(host) ||
-		slices.ContainsFunc(h.presets, func(p *Hosts) bool { return p.Match(host) })
+	return h.matchesByName(host) || slices.ContainsFunc(h.presets, func(p *Hosts) bool { return p.Match(host) })
+}
+
+// matchesByName reports whether a pattern other than a preset matches the host.
+func (h *Hosts) matchesByName(host string) bool {
+	return h.every || h.exact[host] || h.belowAny(host)
 }
 
 // matchesBelow reports whether all hosts below a name are matched by one pattern.

@@ -215,14 +215,6 @@ func (c *compiled) undefined() string {
 	return fmt.Sprintf("names %s%.64s, which is not defined on this node", preset.Prefix, c.hosts.undefined[0])
 }
 
-// Default of an owner's or a sandbox's layer.
-func (l *Layer) Default() Default {
-	if l == nil || l.def == "" {
-		return Inherit
-	}
-	return l.def
-}
-
 // ParseDefault reads the default of an owner or a sandbox.
 func ParseDefault(def string) (Default, error) {
 	switch d := Default(def); d {

@@ -14,7 +14,8 @@ import (
 
 func TestPresetsAreHosts(t *testing.T) {
 	t.Parallel()
-	openai := struct{ Hosts []string }{builtInPresets.hosts("openai")}
+	i, _ := builtInPresets.find("openai")
+	openai := builtInPresets.list[i]
 	table := table(t, DenyAll, `[{"name":"packages","hosts":["preset:mistral","preset:openai","own.example"],"action":"allow"}]`, "", `[{"name":"gh","hosts":["preset:github","api.github.com"],"policies":[{"policy":"x"}]}]`)
 	for _, host := range openai.Hosts {
 		for what, d := range map[string]Decision{

@@ -106,12 +106,3 @@ func (p *Presets) lookup(name string) (*Hosts, error) {
 	}
 	return nil, fmt.Errorf("%.80q is not a preset; use one of %s", name, strings.Join(names, ", "))
 }
-
-// hosts returns the patterns of a preset, none if it is not defined.
-func (p *Presets) hosts(name string) []string {
-	p = p.orBuiltIn()
-	if i, found := p.find(name); found {
-		return p.list[i].Hosts
-	}
-	return nil
-}

@@ -152,7 +152,7 @@ func (c *compiled) coversHosts(other *compiled, defined *Presets) (hosts []strin
 		return nil, c.hosts.every
 	}
 	for _, h := range other.Hosts {
-		if c.hosts.covers(h, defined) {
+		if compiled, err := compileHosts(defined, h); err == nil && c.hosts.covers(compiled) {
 			hosts = append(hosts, h)
 		}
 	}
@@ -204,7 +204,7 @@ func (w *warner) secrets(index int, r *compiled, lookup Secrets) {
 			return
 		}
 		w.comparisons -= r.hosts.size() + len(bound)*(1+len(r.hosts.presets))
-		if hosts, err := CompileHosts(bound...); err == nil && w.comparisons >= 0 && len(r.addresses) == 0 && !r.hosts.overlaps(hosts) {
+		if hosts, err := compileHosts(nil, bound...); err == nil && w.comparisons >= 0 && len(r.addresses) == 0 && !r.hosts.overlaps(hosts) {
 			w.add(index, field, fmt.Sprintf("%q uses secret %q, which is bound to none of its hosts (it is bound to %s)", r.Name, name, strings.Join(bound[:min(len(bound), maxNames)], ", ")),
 				"bind the secret to them, or name its hosts in the rule")
 		}
