@@ -98,8 +98,9 @@ func (t *Table) denying() int {
 	return noLayer
 }
 
-// orDefault returns the decision of rules, of which the last is in a layer, or the one on
-// traffic that no rule matches of the last layer that denies by default or a later one.
+// orDefault returns the decision d of rules up to the layer last, or the default's decision:
+// a layer that denies by default applies to traffic that no rule of it or a later layer
+// matches.
 func (t *Table) orDefault(d Decision, last int, named bool) Decision {
 	denying := t.denying()
 	if last != noLayer && last >= denying {

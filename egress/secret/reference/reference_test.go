@@ -164,7 +164,7 @@ func TestValuesThatAHeaderCannotHoldAreRefused(t *testing.T) {
 
 func TestReferencesInOtherPlacesAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
-		place string
+		field string
 		put   func(*http.Request, string)
 	}{
 		"method":        {"method, host or URL", func(r *http.Request, ref string) { r.Method = ref }},
@@ -190,7 +190,7 @@ func TestReferencesInOtherPlacesAreRefused(t *testing.T) {
 			s := of(map[string]string{"token": value})
 			r := request(t, "https://api.example/")
 			c.put(r, must(t)(s.Secret(id("token"))))
-			if _, err := s.Render(r); err == nil || !strings.HasPrefix(err.Error(), c.place+": ") {
+			if _, err := s.Render(r); err == nil || !strings.HasPrefix(err.Error(), c.field+": ") {
 				t.Errorf("got %v", err)
 			}
 		})
