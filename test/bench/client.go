@@ -53,8 +53,8 @@ type clientResult struct {
 	Failed   int64   `json:"failed,omitempty"`
 	Failure  string  `json:"failure,omitempty"` // the first
 	Seconds  float64 `json:"seconds"`
-	Times    samples `json:"times,omitempty"` // pairs: of to
-	Than     samples `json:"than,omitempty"`  // pairs: of than
+	Times    spread  `json:"times,omitempty"` // pairs: of to
+	Than     spread  `json:"than,omitempty"`  // pairs: of than
 }
 
 // perSecond is what a stream or a body moved, in bytes.
@@ -163,22 +163,24 @@ func trust(roots *x509.CertPool, file string) error {
 	return err
 }
 
-// ask makes a request and reads the whole response.
-func ask(ctx context.Context, c *http.Client, method, url string) (int64, error) {
+// ask makes a request and reads the whole response, of which it returns the header and the
+// size of the body.
+func ask(ctx context.Context, c *http.Client, method, url string) (header http.Header, size int64, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
 	resp, err := c.Do(req)
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		why, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // as far as it can be read
-		return 0, fmt.Errorf("%s: %s", resp.Status, why)
+		return nil, 0, fmt.Errorf("%s: %s: %s", url, resp.Status, why)
 	}
-	return io.Copy(io.Discard, resp.Body)
+	size, err = io.Copy(io.Discard, resp.Body)
+	return resp.Header, size, err
 }
 
 // loadOrigin makes requests over t.Connections connections, after one over each.
@@ -197,7 +199,7 @@ func loadOrigin(ctx context.Context, t task) (r clientResult, err error) {
 			})
 		}()
 	}
-	request := func() error { _, err := ask(ctx, c, t.Method, t.To); return err }
+	request := func() error { _, _, err := ask(ctx, c, t.Method, t.To); return err }
 	var first errgroup.Group
 	for range t.Connections {
 		first.Go(request)
@@ -212,27 +214,25 @@ func loadOrigin(ctx context.Context, t task) (r clientResult, err error) {
 // for the time since the beginning.
 func load(connections int, request func() error, over func(past time.Duration) bool) (r clientResult) {
 	began := time.Now()
-	var mu sync.Mutex
+	var mu sync.Mutex // guards failures
+	var requests atomic.Int64
 	var workers sync.WaitGroup
 	for range connections {
 		workers.Go(func() {
-			var requests, failed int64
-			var failure string
 			for !over(time.Since(began)) {
-				if err := request(); err != nil {
-					failed++
-					failure = err.Error()
-				} else {
-					requests++
+				err := request()
+				if err == nil {
+					requests.Add(1)
+					continue
 				}
+				mu.Lock()
+				r.Failed, r.Failure = r.Failed+1, cmp.Or(r.Failure, err.Error())
+				mu.Unlock()
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			r.Requests, r.Failed, r.Failure = r.Requests+requests, r.Failed+failed, cmp.Or(r.Failure, failure)
 		})
 	}
 	workers.Wait()
-	r.Seconds = time.Since(began).Seconds()
+	r.Requests, r.Seconds = requests.Load(), time.Since(began).Seconds()
 	return r
 }
 
@@ -247,18 +247,18 @@ func requestPairs(ctx context.Context, t task) (r clientResult, err error) {
 	for i := range warm + t.Count {
 		// The second one finds warmer caches, so they alternate.
 		urls := []string{t.To, t.Than}
-		times := []*samples{&r.Times, &r.Than}
+		times := []*spread{&r.Times, &r.Than}
 		if i%2 == 1 {
 			slices.Reverse(urls)
 			slices.Reverse(times)
 		}
 		for j, url := range urls {
-			one, err := repeat(ctx, 1, func() error { _, err := ask(ctx, c, http.MethodGet, url); return err })
+			took, err := timed(func() error { _, _, err := ask(ctx, c, http.MethodGet, url); return err })
 			if err != nil {
 				return r, err
 			}
 			if i >= warm {
-				*times[j] = append(*times[j], one...)
+				*times[j] = append(*times[j], took)
 			}
 		}
 	}
@@ -274,12 +274,12 @@ func firstRequests(ctx context.Context, t task) (r clientResult, err error) {
 			return r, err
 		}
 		url := strings.Replace(t.To, "*", fmt.Sprint("new-", i), 1)
-		one, err := repeat(ctx, 1, func() error { _, err := ask(ctx, c, http.MethodGet, url); return err })
+		took, err := timed(func() error { _, _, err := ask(ctx, c, http.MethodGet, url); return err })
 		if err != nil {
 			return r, err
 		}
 		c.CloseIdleConnections()
-		r.Times = append(r.Times, one...)
+		r.Times = append(r.Times, took)
 	}
 	return r, nil
 }
@@ -292,7 +292,7 @@ func fetchBlob(ctx context.Context, t task) (r clientResult, err error) {
 	}
 	c.Timeout = 0
 	began := time.Now()
-	r.Bytes, err = ask(ctx, c, http.MethodGet, t.To)
+	_, r.Bytes, err = ask(ctx, c, http.MethodGet, t.To)
 	r.Seconds = time.Since(began).Seconds()
 	return r, err
 }

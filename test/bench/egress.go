@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
-	"github.com/doze-run/doze/test/testnode"
 	"github.com/prometheus/procfs"
 )
 
@@ -48,19 +46,15 @@ func startEgressNode(bin string) (_ *node, err error) {
 	if err := os.WriteFile(n.originCA(), []byte(o.CA), 0o600); err != nil {
 		return n, err
 	}
-	text := strings.Replace(caddyfile, "\tdoze {\n", "\tdoze {\n"+strings.Join([]string{
+	if err := n.start(bin,
 		"egress {",
-		"upstream_ca " + n.originCA(),
-		"resolve *.look.test " + o.HTTPS,
-		"resolve *.pass.test " + o.HTTPS,
-		"resolve *.raw.test " + o.Raw,
+		"upstream_ca "+n.originCA(),
+		"resolve *.look.test "+o.HTTPS,
+		"resolve *.pass.test "+o.HTTPS,
+		"resolve *.raw.test "+o.Raw,
 		"rule look {", "hosts *.look.test", "policy bearer {", "secret token bench", "}", "}",
-		"}", "",
-	}, "\n"), 1)
-	if n.Node, err = testnode.New(testnode.Config{Bin: bin, Caddyfile: text, Env: []string{"BENCH_PEER_PORT=9"}}); err != nil {
-		return n, err
-	}
-	if err := n.start(); err != nil {
+		"}",
+	); err != nil {
 		return n, err
 	}
 	_, err = n.API.PutSecret(context.Background(), "bench", []byte(benchToken), []string{"*.look.test"})
@@ -87,21 +81,20 @@ func (n *node) remove() error {
 
 // withProgram makes a sandbox that has this program, and the origin's authority if the
 // node has one.
-func (n *node) withProgram(ctx context.Context, name string) (types.Sandbox, error) {
-	sb, err := n.create(ctx, name, 0)
-	if err != nil {
-		return sb, err
+func (n *node) withProgram(ctx context.Context, name string) (id string, err error) {
+	if id, err = n.create(ctx, name, 0); err != nil {
+		return id, err
 	}
 	program, err := os.Open(n.Program("bench"))
 	if err != nil {
-		return sb, err
+		return id, err
 	}
 	defer program.Close()
-	if _, err := n.API.WriteFile(ctx, sb.ID, sandboxProgram, 0o755, program); err != nil || n.origin == nil {
-		return sb, err
+	if _, err := n.API.WriteFile(ctx, id, sandboxProgram, 0o755, program); err != nil || n.origin == nil {
+		return id, err
 	}
-	_, err = n.API.WriteFile(ctx, sb.ID, clientCA, 0o644, strings.NewReader(n.origin.CA))
-	return sb, err
+	_, err = n.API.WriteFile(ctx, id, clientCA, 0o644, strings.NewReader(n.origin.CA))
+	return id, err
 }
 
 // client runs a client in a sandbox.
@@ -117,12 +110,6 @@ func (n *node) client(ctx context.Context, id string, t task) (r clientResult, e
 		return r, fmt.Errorf("%+v: %s", t, result.Stderr)
 	}
 	return parseClient([]byte(result.Stdout))
-}
-
-// rules sets the rules of a sandbox.
-func (n *node) rules(ctx context.Context, id, rules string) error {
-	_, err := n.API.SetRules(ctx, id, client.RulesUpdate{Rules: json.RawMessage(rules)})
-	return err
 }
 
 // rss is the node's resident memory in bytes.

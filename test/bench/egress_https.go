@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"os/exec"
 	"time"
 )
 
@@ -16,30 +16,24 @@ const (
 // proxies are the peers of intercepted HTTPS, with the ratio to reach; 0 means
 // none.
 var proxies = []struct {
-	name  string
-	start func(ctx context.Context, folder, originCA string) (*proxy, error)
-	bar   float64
-}{{"mitmproxy", startMitmproxy, 10}, {"squid with bump", startSquid, 1}, {"Go's reverse proxy alone", startFloor, 0}}
+	name    string
+	prepare func(ctx context.Context, p *proxy) (*exec.Cmd, error)
+	bar     float64
+}{{"mitmproxy", mitmproxy, 10}, {"squid with bump", squid, 1}, {"Go's reverse proxy alone", floor, 0}}
 
 // measureIntercept: small GETs over 32 connections, each with a header that holds a
 // secret. The client is this program on all sides: in a sandbox for ours, on the
 // loopback next to a peer, which avoids the network stack of a sandbox.
 func measureIntercept(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withProgram(ctx, "intercept")
-	if err != nil {
-		return nil, err
-	}
-	load := task{Do: "load", To: interceptedURL, Connections: loadConnections, Duration: b.lasting(proxyTime)}
+	load := task{Do: "load", Connections: loadConnections, Duration: b.lasting(proxyTime)}
 	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
-		return perSecond(b.node.client(ctx, sb.ID, load))
+		through := load
+		through.To = interceptedURL
+		return perSecond(b.node.client(ctx, b.id, through))
 	}}
 	all := []*contender{ours}
 	for _, p := range proxies {
-		peer, end := besideProxy(ctx, b, p.name, p.start, func(ctx context.Context, at *proxy) (float64, error) {
-			beside := load
-			beside.To, beside.Proxy, beside.CA = b.node.origin.local("/"), at.URL, at.CA
-			return perSecond(runBeside(ctx, b, beside))
-		})
+		peer, end := besideProxy(ctx, b, p.name, p.prepare, load, perSecond)
 		defer end()
 		all = append(all, peer)
 	}
@@ -61,25 +55,24 @@ func perSecond(r clientResult, err error) (float64, error) {
 	return float64(r.Requests) / r.Seconds, err
 }
 
-// besideProxy starts a peer for a contender whose round uses it. One that does not
+// besideProxy starts a peer for a contender whose round is a task of a client on the
+// loopback, next to the peer. The task is to a path of the origin. A peer that does not
 // start fails each round with the reason. The caller ends it.
-func besideProxy(ctx context.Context, b *bench, name string, start func(ctx context.Context, folder, originCA string) (*proxy, error),
-	round func(ctx context.Context, at *proxy) (float64, error),
+func besideProxy(ctx context.Context, b *bench, name string, prepare func(context.Context, *proxy) (*exec.Cmd, error),
+	t task, rate func(clientResult, error) (float64, error),
 ) (c *contender, end func()) {
-	folder, err := os.MkdirTemp(b.node.folder, "peer")
-	var running *proxy
-	if err == nil {
-		running, err = start(ctx, folder, b.node.originCA())
-	}
+	p, err := startProxy(ctx, b.node, prepare)
 	c = &contender{name: name, round: func(ctx context.Context) (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		return round(ctx, running)
+		beside := t
+		beside.To, beside.Proxy, beside.CA = p.origin+t.To, p.URL, p.CA
+		return rate(readClient(inSession(exec.CommandContext(ctx, b.node.Program("bench"), "client", beside.argument()))))
 	}}
 	return c, func() {
 		if err == nil {
-			running.stop()
+			p.stop()
 		}
 	}
 }
@@ -115,47 +108,38 @@ const (
 // measureAdded measures the cost of interception and a policy per request, and the same
 // request passed through, each over one connection.
 func measureAdded(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withProgram(ctx, "added")
-	if err != nil {
-		return nil, err
-	}
-	var intercepted, passed samples
-	var added spread
+	var intercepted, passed, added spread
 	for range pairRounds {
-		r, err := b.node.client(ctx, sb.ID, task{Do: "pairs", To: interceptedURL, Than: passURL, Count: b.count(pairCount)})
+		r, err := b.node.client(ctx, b.id, task{Do: "pairs", To: interceptedURL, Than: passURL, Count: b.count(pairCount)})
 		if err != nil {
 			return nil, err
 		}
-		added = append(added, ms(r.Times.p50()-r.Than.p50()))
+		added = append(added, r.Times.median()-r.Than.median())
 		intercepted, passed = append(intercepted, r.Times...), append(passed, r.Than...)
 	}
 	return []row{{
 		Figure:   "added p50 by interception and one policy, against pass-through",
 		Bar:      "≤ 0.3 ms",
-		Measured: fmt.Sprintf("%s ms (%.3f, %.3f)", added.text("%.3f"), ms(intercepted.p50()), ms(passed.p50())),
+		Measured: fmt.Sprintf("%s ms (%.3f, %.3f)", added.text("%.3f"), intercepted.median(), passed.median()),
 		Met:      added.median() <= addedBar,
 		Values: values{
-			"intercepted_p50_ms": ms(intercepted.p50()), "passed_p50_ms": ms(passed.p50()),
-			"intercepted_p99_ms": ms(intercepted.p99()), "passed_p99_ms": ms(passed.p99()),
+			"intercepted_p50_ms": intercepted.median(), "passed_p50_ms": passed.median(),
+			"intercepted_p99_ms": intercepted.p99(), "passed_p99_ms": passed.p99(),
 		}.add("added_p50_ms", added),
 	}}, nil
 }
 
 const (
 	newHosts = 40 // in each round
-	firstBar = 10 * time.Millisecond
+	firstBar = 10 // ms
 )
 
 // measureFirst: from looking a name up to the response, for a name that is new.
 func measureFirst(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withProgram(ctx, "first")
-	if err != nil {
-		return nil, err
-	}
 	round := 0
-	p50s, all, err := inRounds(latencyRounds, func() (samples, error) {
+	p50s, all, err := inRounds(func() (spread, error) {
 		round++
-		r, err := b.node.client(ctx, sb.ID, task{Do: "first", To: fmt.Sprintf("https://*-%d.look.test/", round), Count: b.count(newHosts)})
+		r, err := b.node.client(ctx, b.id, task{Do: "first", To: fmt.Sprintf("https://*-%d.look.test/", round), Count: b.count(newHosts)})
 		return r.Times, err
 	})
 	if err != nil {
@@ -177,10 +161,6 @@ const (
 // passed through and through a peer that scrubs nothing, and what the node's memory
 // does meanwhile.
 func measureBlob(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withProgram(ctx, "blob")
-	if err != nil {
-		return nil, err
-	}
 	bytes := int64(b.count(blobBytes))
 	path := fmt.Sprintf("blob?bytes=%d", bytes)
 	rate := func(r clientResult, err error) (float64, error) {
@@ -191,13 +171,11 @@ func measureBlob(ctx context.Context, b *bench) ([]row, error) {
 	}
 	through := func(name, url string) *contender {
 		return &contender{name: name, round: func(ctx context.Context) (float64, error) {
-			return rate(b.node.client(ctx, sb.ID, task{Do: "blob", To: url + path}))
+			return rate(b.node.client(ctx, b.id, task{Do: "blob", To: url + path}))
 		}}
 	}
 	looked, passed := through("intercepted", interceptedURL), through("passed through", passURL)
-	squid, end := besideProxy(ctx, b, "squid with bump", startSquid, func(ctx context.Context, at *proxy) (float64, error) {
-		return rate(runBeside(ctx, b, task{Do: "blob", To: b.node.origin.local("/" + path), Proxy: at.URL, CA: at.CA}))
-	})
+	bump, end := besideProxy(ctx, b, "squid with bump", squid, task{Do: "blob", To: path}, rate)
 	defer end()
 	if _, err := looked.round(ctx); err != nil { // the memory that one takes is not growth
 		return nil, err
@@ -207,7 +185,7 @@ func measureBlob(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	watch := watchRSS(ctx, b.node)
-	if err := alternate(ctx, blobRounds, looked, passed, squid); err != nil {
+	if err := alternate(ctx, blobRounds, looked, passed, bump); err != nil {
 		return nil, err
 	}
 	seen, err := watch()
@@ -235,11 +213,11 @@ func measureBlob(ctx context.Context, b *bench) ([]row, error) {
 		Met:    true,
 	}}
 	peer := &rows[len(rows)-1]
-	if err := squid.missing(blobRounds); err != nil {
+	if err := bump.missing(blobRounds); err != nil {
 		peer.Measured, peer.Note = "no peer", err.Error()
 		return rows, nil
 	}
-	theirs, ratio := squid.spread(), looked.over(squid)
+	theirs, ratio := bump.spread(), looked.over(bump)
 	peer.Measured = fmt.Sprintf("%s MB/s; %s", theirs.text("%.0f"), ratio.text("%.2f"))
 	peer.Values = values{}.add("mb_s", theirs).add("ratio", ratio)
 	return rows, nil

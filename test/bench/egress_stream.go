@@ -15,10 +15,6 @@ const (
 // measureStream: one TCP stream each way, passed through, against what gives
 // rootless containers their network elsewhere.
 func measureStream(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withProgram(ctx, "stream")
-	if err != nil {
-		return nil, err
-	}
 	_, port, _ := strings.Cut(b.node.origin.Raw, ":")
 	var rows []row
 	for _, direction := range []string{"out", "in"} {
@@ -32,7 +28,7 @@ func measureStream(ctx context.Context, b *bench) ([]row, error) {
 			}}
 		}
 		ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
-			return gbits(b.node.client(ctx, sb.ID, stream(rawHost)))
+			return gbits(b.node.client(ctx, b.id, stream(rawHost)))
 		}}
 		peers := []*contender{beside("pasta", throughPasta), beside("slirp4netns", throughSlirp)}
 		if err := alternate(ctx, streamRounds, ours, peers[0], peers[1]); err != nil {

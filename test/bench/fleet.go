@@ -32,12 +32,12 @@ func measureFleet(ctx context.Context, b *bench) ([]row, error) {
 	for range fleetRounds {
 		// A client connected by HTTP/2 would get GOAWAY, and a second to finish.
 		b.node.API.Close()
-		began := time.Now()
-		if err := b.node.Stop(); err != nil {
+		took, err := timed(b.node.Stop)
+		if err != nil {
 			return nil, err
 		}
-		stops = append(stops, time.Since(began).Seconds())
-		began = time.Now()
+		stops = append(stops, took/1000)
+		began := time.Now()
 		if err := b.node.Start(); err != nil {
 			return nil, err
 		}
@@ -46,11 +46,11 @@ func measureFleet(ctx context.Context, b *bench) ([]row, error) {
 			return nil, err
 		}
 		adopted = append(adopted, time.Since(began).Seconds())
-		times, err := repeat(ctx, b.count(lists), func() error { return b.node.Command("ls").Run() })
+		times, err := repeat(ctx, b.count(lists), nil, func() error { return b.node.Command("ls").Run() })
 		if err != nil {
 			return nil, fmt.Errorf("doze ls: %w", err)
 		}
-		list = append(list, ms(times.p50()))
+		list = append(list, times.median())
 		have, err := goroutines(ctx, b.node.Home)
 		if err != nil {
 			return nil, err
@@ -63,25 +63,13 @@ func measureFleet(ctx context.Context, b *bench) ([]row, error) {
 		Measured: fmt.Sprintf("%s s (serves after %s)", adopted.text("%.2f"), starts.text("%.2f")),
 		Met:      adopted.median() <= 4,
 		Values:   values{}.add("serves_s", starts).add("adopted_s", adopted),
-	}, {
-		Figure:   fmt.Sprintf("SIGTERM until the node has ended, %d running sandboxes put to sleep", count),
-		Bar:      "≤ 1.5 s",
-		Measured: stops.text("%.2f") + " s",
-		Met:      stops.median() <= 1.5,
-		Values:   values{}.add("stop_s", stops),
-	}, {
+	}, atMost(fmt.Sprintf("SIGTERM until the node has ended, %d running sandboxes put to sleep", count), "%.2f", " s", 1.5, "stop_s", stops), {
 		Figure:   fmt.Sprintf("`doze ls` with %d sandboxes", count),
 		Bar:      "p50 ≤ 100 ms",
 		Measured: "p50 " + list.text("%.0f") + " ms",
 		Met:      list.median() <= 100,
 		Values:   values{}.add("p50_ms", list),
-	}, {
-		Figure:   "goroutines of the node for each running sandbox",
-		Bar:      "≤ 3",
-		Measured: each.text("%.1f"),
-		Met:      each.median() <= 3,
-		Values:   values{}.add("goroutines", each),
-	}}, nil
+	}, atMost("goroutines of the node for each running sandbox", "%.1f", "", 3, "goroutines", each)}, nil
 }
 
 // awaitRunning returns when every sandbox has been adopted.

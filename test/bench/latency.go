@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
-	"time"
+	"path/filepath"
 
 	"github.com/containers/podman/v5/pkg/bindings"
 	"github.com/containers/podman/v5/pkg/bindings/containers"
@@ -14,48 +15,39 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// latencyRounds is how many rounds a figure of times has.
-const latencyRounds = 5
-
-// timesBars are the bars of the median and, unless it is 0, of the 99th percentile.
-type timesBars struct{ p50, p99 time.Duration }
+// timesBars are the bars of the median and, unless it is 0, of the 99th percentile, in ms.
+type timesBars struct{ p50, p99 float64 }
 
 // timesRow is the row of a figure of times without a peer.
-func timesRow(figure, bar string, bars timesBars, p50s spread, all samples) row {
+func timesRow(figure, bar string, bars timesBars, p50s, all spread) row {
 	return row{
 		Figure:   figure,
 		Bar:      bar,
-		Measured: fmt.Sprintf("p50 %s ms, p99 %.2f ms", p50s.text("%.2f"), ms(all.p99())),
-		Met:      p50s.median() <= ms(bars.p50) && (bars.p99 == 0 || all.p99() <= bars.p99),
-		Values:   values{"p99_ms": ms(all.p99())}.add("p50_ms", p50s),
+		Measured: fmt.Sprintf("p50 %s ms, p99 %.2f ms", p50s.text("%.2f"), all.p99()),
+		Met:      p50s.median() <= bars.p50 && (bars.p99 == 0 || all.p99() <= bars.p99),
+		Values:   values{"p99_ms": all.p99()}.add("p50_ms", p50s),
 	}
 }
 
 // measureWake: a preview request that finds the sandbox asleep, each paired
 // with the same request right after it, awake.
 func measureWake(ctx context.Context, b *bench) ([]row, error) {
-	sb, url, err := b.node.withServer(ctx, "wake")
-	if err != nil {
-		return nil, err
-	}
-	var asleep, awake samples
-	p50s, added, err := inRounds(latencyRounds, func() (samples, error) {
-		var added samples
+	var asleep, awake spread
+	p50s, added, err := inRounds(func() (spread, error) {
+		var added spread
 		for range b.count(60) {
-			if _, err := b.node.API.Sleep(ctx, sb.ID); err != nil {
+			if _, err := b.node.API.Sleep(ctx, b.id); err != nil {
 				return nil, err
 			}
-			wakes := []string{"warm", ""} // the wake that each of the two must report
-			pair, err := repeat(ctx, 2, func() error {
-				want := wakes[0]
-				wakes = wakes[1:]
-				return b.node.getWaking(ctx, url, want)
-			})
+			waking, err := timed(func() error { return b.node.getWaking(ctx, b.url, "warm") })
 			if err != nil {
 				return nil, err
 			}
-			asleep, awake = append(asleep, pair[0]), append(awake, pair[1])
-			added = append(added, pair[0]-pair[1])
+			again, err := timed(func() error { return b.node.getWaking(ctx, b.url, "") })
+			if err != nil {
+				return nil, err
+			}
+			asleep, awake, added = append(asleep, waking), append(awake, again), append(added, waking-again)
 		}
 		return added, nil
 	})
@@ -63,23 +55,19 @@ func measureWake(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	r := timesRow("wake of a preview, added to the same request awake", "p50 ≤ 1 ms, p99 ≤ 5 ms",
-		timesBars{time.Millisecond, 5 * time.Millisecond}, p50s, added)
-	r.Values["asleep_p50_ms"], r.Values["awake_p50_ms"] = ms(asleep.p50()), ms(awake.p50())
-	r.Note = fmt.Sprintf("asleep p50 %.2f ms, awake p50 %.2f ms; Sablier publishes 1.5 ms p50 and 4.9 ms p99 for an app that runs", ms(asleep.p50()), ms(awake.p50()))
+		timesBars{1, 5}, p50s, added)
+	r.Values["asleep_p50_ms"], r.Values["awake_p50_ms"] = asleep.median(), awake.median()
+	r.Note = fmt.Sprintf("asleep p50 %.2f ms, awake p50 %.2f ms; Sablier publishes 1.5 ms p50 and 4.9 ms p99 for an app that runs", asleep.median(), awake.median())
 	return []row{r}, nil
 }
 
 // measureThaw: our thaw against Podman's unpause of the same container.
 func measureThaw(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.create(ctx, "thaw", 0)
-	if err != nil {
-		return nil, err
-	}
 	f, err := freezer.Open(cgroup())
 	if err != nil {
 		return nil, err
 	}
-	id := sandbox.ID(sb.ID)
+	id := sandbox.ID(b.id)
 	if _, err := f.Prepare(id, sandbox.Limits{}); err != nil {
 		return nil, err
 	}
@@ -87,14 +75,14 @@ func measureThaw(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := "doze-" + sb.ID
+	name := "doze-" + b.id
 	// p50 in ms of calls of second, each after one of first.
 	p50 := func(n int, first, second func() error) (float64, error) {
-		s, err := pairs(n, first, second)
+		s, err := repeat(ctx, n, first, second)
 		if err != nil {
 			return 0, err
 		}
-		return float64(s.p50().Nanoseconds()) / 1e6, nil
+		return s.median(), nil
 	}
 	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
 		return p50(b.count(60), func() error { return f.Freeze(ctx, id) }, func() error { return f.Thaw(ctx, id) })
@@ -102,10 +90,7 @@ func measureThaw(ctx context.Context, b *bench) ([]row, error) {
 	podman := &contender{name: "podman", round: func(context.Context) (float64, error) {
 		return p50(b.count(10), func() error { return containers.Pause(conn, name, nil) }, func() error { return containers.Unpause(conn, name, nil) })
 	}}
-	if err := alternate(ctx, latencyRounds, ours, podman); err != nil {
-		return nil, err
-	}
-	if err := podman.missing(latencyRounds); err != nil {
+	if err := versus(ctx, latencyRounds, ours, podman); err != nil {
 		return nil, err
 	}
 	ratio, theirs, thaw := podman.over(ours), podman.spread(), ours.spread()
@@ -121,8 +106,8 @@ func measureThaw(ctx context.Context, b *bench) ([]row, error) {
 // connectPodman finds the service that the node uses.
 func connectPodman(ctx context.Context, home string) (context.Context, error) {
 	var errs []error
-	for _, socket := range podmanSockets(home) {
-		conn, err := bindings.NewConnection(ctx, "unix://"+socket)
+	for _, folder := range []string{filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "podman"), filepath.Join(home, "run")} {
+		conn, err := bindings.NewConnection(ctx, "unix://"+filepath.Join(folder, "podman.sock"))
 		if err == nil {
 			return conn, nil
 		}
@@ -134,63 +119,52 @@ func connectPodman(ctx context.Context, home string) (context.Context, error) {
 // measureCreate: from nothing to the result of the first command.
 func measureCreate(ctx context.Context, b *bench) ([]row, error) {
 	made := 0
-	round := func(n int) (samples, error) {
-		return repeat(ctx, n, func() error {
+	round := func(n int) (spread, error) {
+		return repeat(ctx, n, nil, func() error {
 			made++
-			sb, err := b.node.create(ctx, fmt.Sprint("create-", made), 0)
+			id, err := b.node.create(ctx, fmt.Sprint("create-", made), 0)
 			if err != nil {
 				return err
 			}
-			return b.node.exec(ctx, sb.ID, "true")
+			return b.node.exec(ctx, id, "true")
 		})
 	}
 	if _, err := round(2); err != nil { // not counted
 		return nil, err
 	}
-	p50s, all, err := inRounds(latencyRounds, func() (samples, error) { return round(b.count(10)) })
+	p50s, all, err := inRounds(func() (spread, error) { return round(b.count(10)) })
 	if err != nil {
 		return nil, err
 	}
-	return []row{timesRow("create to first exec result, image present", "p50 ≤ 150 ms", timesBars{p50: 150 * time.Millisecond}, p50s, all)}, nil
+	return []row{timesRow("create to first exec result, image present", "p50 ≤ 150 ms", timesBars{p50: 150}, p50s, all)}, nil
 }
 
 // measureColdWake measures from stopped to the first response of a declared server.
 func measureColdWake(ctx context.Context, b *bench) ([]row, error) {
-	sb, url, err := b.node.withServer(ctx, "cold")
-	if err != nil {
-		return nil, err
-	}
-	p50s, all, err := inRounds(latencyRounds, func() (samples, error) {
-		return pairs(b.count(10),
-			func() error { _, err := b.node.API.Stop(ctx, sb.ID); return err },
-			func() error { return b.node.getWaking(ctx, url, "cold") })
+	p50s, all, err := inRounds(func() (spread, error) {
+		return repeat(ctx, b.count(10),
+			func() error { _, err := b.node.API.Stop(ctx, b.id); return err },
+			func() error { return b.node.getWaking(ctx, b.url, "cold") })
 	})
 	if err != nil {
 		return nil, err
 	}
-	return []row{timesRow("stopped to first byte of a small server declared on_wake", "p50 ≤ 200 ms", timesBars{p50: 200 * time.Millisecond}, p50s, all)}, nil
+	return []row{timesRow("stopped to first byte of a small server declared on_wake", "p50 ≤ 200 ms", timesBars{p50: 200}, p50s, all)}, nil
 }
 
 // measureExec measures `true` through the API, and by podman exec.
 func measureExec(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.create(ctx, "exec", 0)
-	if err != nil {
-		return nil, err
-	}
-	var all samples
+	var all spread
 	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
-		s, err := repeat(ctx, b.count(100), func() error { return b.node.exec(ctx, sb.ID, "true") })
+		s, err := repeat(ctx, b.count(100), nil, func() error { return b.node.exec(ctx, b.id, "true") })
 		if err != nil {
 			return 0, err
 		}
 		all = append(all, s...)
-		return ms(s.p50()), nil
+		return s.median(), nil
 	}}
-	podman := &contender{name: "podman exec", round: func(ctx context.Context) (float64, error) { return podmanExec(ctx, b, sb.ID) }}
-	if err := alternate(ctx, latencyRounds, ours, podman); err != nil {
-		return nil, err
-	}
-	if err := podman.missing(latencyRounds); err != nil {
+	podman := &contender{name: "podman exec", round: func(ctx context.Context) (float64, error) { return podmanExec(ctx, b) }}
+	if err := versus(ctx, latencyRounds, ours, podman); err != nil {
 		return nil, err
 	}
 	p50s, theirs, ratio := ours.spread(), podman.spread(), podman.over(ours)
@@ -199,15 +173,15 @@ func measureExec(ctx context.Context, b *bench) ([]row, error) {
 		Bar:      "p50 ≤ 5 ms; ≥ 15 times faster",
 		Measured: fmt.Sprintf("p50 %s ms; %s times faster (%.0f ms)", p50s.text("%.2f"), ratio.text("%.0f"), theirs.median()),
 		Met:      p50s.median() <= 5 && ratio.median() >= 15,
-		Values:   values{"p99_ms": ms(all.p99())}.add("p50_ms", p50s).add("podman_mean_ms", theirs).add("ratio", ratio),
+		Values:   values{"p99_ms": all.p99()}.add("p50_ms", p50s).add("podman_mean_ms", theirs).add("ratio", ratio),
 	}}, nil
 }
 
 // podmanExec is the mean of a few calls in ms. One shell runs all of them, so that
 // starting this much larger program's children does not count.
-func podmanExec(ctx context.Context, b *bench, id string) (float64, error) {
+func podmanExec(ctx context.Context, b *bench) (float64, error) {
 	const n = 4
-	script := fmt.Sprintf("podman exec doze-%[1]s true; date +%%s%%N; for i in $(seq %[2]d); do podman exec doze-%[1]s true || exit 1; done; date +%%s%%N", id, n)
+	script := fmt.Sprintf("podman exec doze-%[1]s true; date +%%s%%N; for i in $(seq %[2]d); do podman exec doze-%[1]s true || exit 1; done; date +%%s%%N", b.id, n)
 	cmd := exec.CommandContext(ctx, "sh", "-c", script)
 	cmd.Dir = b.node.Home
 	out, err := output(cmd)

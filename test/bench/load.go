@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"syscall"
 	"time"
 )
 
@@ -19,25 +17,12 @@ const (
 // cgroup is the subtree of the node's user, as packaging/host/enter sets it.
 func cgroup() string { return os.Getenv("DOZE_CGROUP") }
 
-// podmanSockets are where a node finds or puts its service.
-func podmanSockets(home string) []string {
-	return []string{
-		filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "podman", "podman.sock"),
-		filepath.Join(home, "run", "podman.sock"),
-	}
-}
-
 // measureThroughput: requests per second through a preview, against Caddy's
 // reverse_proxy in the same process to the same server outside of a sandbox.
 func measureThroughput(ctx context.Context, b *bench) ([]row, error) {
-	_, url, err := b.node.withServer(ctx, "throughput")
-	if err != nil {
-		return nil, err
-	}
-	peer := exec.CommandContext(ctx, b.node.Program("bench"), "serve", fmt.Sprint("127.0.0.1:", b.node.peerPort))
 	// A session of its own, as the server in the sandbox has: the scheduler
 	// shares the cores between sessions (autogroup, sched(7)).
-	peer.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	peer := inSession(exec.CommandContext(ctx, b.node.Program("bench"), "serve", fmt.Sprint("127.0.0.1:", b.node.peerPort)))
 	if err := peer.Start(); err != nil {
 		return nil, err
 	}
@@ -52,11 +37,8 @@ func measureThroughput(ctx context.Context, b *bench) ([]row, error) {
 			return perSecond(load(loadConnections, func() error { return b.node.get(ctx, url) }, func(past time.Duration) bool { return past >= b.lasting(loadTime) }), nil)
 		}}
 	}
-	ours, theirs := contend("doze", url), contend("reverse_proxy", peerURL)
-	if err := alternate(ctx, loadRounds, ours, theirs); err != nil {
-		return nil, err
-	}
-	if err := theirs.missing(loadRounds); err != nil {
+	ours, theirs := contend("doze", b.url), contend("reverse_proxy", peerURL)
+	if err := versus(ctx, loadRounds, ours, theirs); err != nil {
 		return nil, err
 	}
 	ratio, mine, peers := ours.over(theirs), ours.spread(), theirs.spread()

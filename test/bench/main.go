@@ -45,37 +45,67 @@ func (v values) add(name string, s spread) values {
 	return v
 }
 
-// figures in the order of the table. Each measures on its own sandboxes and
-// leaves none behind.
+// atMost is the row of a figure whose median has an upper bar. The unit begins with a space,
+// unless it is empty.
+func atMost(figure, verb, unit string, bar float64, name string, s spread) row {
+	return row{
+		Figure:   figure,
+		Bar:      fmt.Sprintf("≤ %g%s", bar, unit),
+		Measured: s.text(verb) + unit,
+		Met:      s.median() <= bar,
+		Values:   values{}.add(name, s),
+	}
+}
+
+// figures in the order of the table. Each measures on a node of its own, and first makes a
+// sandbox there unless it makes its own ones.
 var figures = []struct {
 	name    string
 	start   func(bin string) (*node, error)
+	sandbox func(b *bench, ctx context.Context, name string) error // or nil
 	measure func(context.Context, *bench) ([]row, error)
 }{
-	{"wake", startNode, measureWake},
-	{"thaw", startNode, measureThaw},
-	{"create", startNode, measureCreate},
-	{"cold", startNode, measureColdWake},
-	{"exec", startNode, measureExec},
-	{"throughput", startNode, measureThroughput},
-	{"asleep", startNode, measureAsleep},
-	{"start", startNode, measureStart},
-	{"fleet", startNode, measureFleet},
-	{"stream", startEgressNode, measureStream},
-	{"intercept", startEgressNode, measureIntercept},
-	{"added", startEgressNode, measureAdded},
-	{"policy", startEgressNode, measurePolicy},
-	{"first", startEgressNode, measureFirst},
-	{"blob", startEgressNode, measureBlob},
-	{"replace", startEgressNode, measureReplace},
+	{"wake", startNode, (*bench).withServer, measureWake},
+	{"thaw", startNode, (*bench).withNothing, measureThaw},
+	{"create", startNode, nil, measureCreate},
+	{"cold", startNode, (*bench).withServer, measureColdWake},
+	{"exec", startNode, (*bench).withNothing, measureExec},
+	{"throughput", startNode, (*bench).withServer, measureThroughput},
+	{"asleep", startNode, nil, measureAsleep},
+	{"start", startNode, nil, measureStart},
+	{"fleet", startNode, nil, measureFleet},
+	{"stream", startEgressNode, (*bench).withProgram, measureStream},
+	{"intercept", startEgressNode, (*bench).withProgram, measureIntercept},
+	{"added", startEgressNode, (*bench).withProgram, measureAdded},
+	{"policy", startEgressNode, nil, measurePolicy},
+	{"first", startEgressNode, (*bench).withProgram, measureFirst},
+	{"blob", startEgressNode, (*bench).withProgram, measureBlob},
+	{"replace", startEgressNode, (*bench).withProgram, measureReplace},
 }
 
 // bench is what the figures share.
 type bench struct {
 	node     *node
+	id       string // of the sandbox of the figure
+	url      string // of its preview, if it has a server
 	quick    bool
 	fleet    int // sandboxes of the figure of that name
 	progress func(format string, args ...any)
+}
+
+func (b *bench) withNothing(ctx context.Context, name string) (err error) {
+	b.id, err = b.node.create(ctx, name, 0)
+	return err
+}
+
+func (b *bench) withProgram(ctx context.Context, name string) (err error) {
+	b.id, err = b.node.withProgram(ctx, name)
+	return err
+}
+
+func (b *bench) withServer(ctx context.Context, name string) (err error) {
+	b.id, b.url, err = b.node.withServer(ctx, name)
+	return err
 }
 
 // count is n, or a small part of it in a quick run.
@@ -104,8 +134,8 @@ func main() {
 		err = serve(arguments[1])
 	case len(arguments) == 1 && arguments[0] == "origin":
 		err = serveOrigin()
-	case len(arguments) == 4 && arguments[0] == "floor":
-		err = serveFloor(arguments[1], arguments[2], arguments[3])
+	case len(arguments) == 5 && arguments[0] == "floor":
+		err = serveFloor(arguments[1], arguments[2], arguments[3], arguments[4])
 	case len(arguments) == 2 && arguments[0] == "client":
 		err = runClient(ctx, arguments[1])
 	case len(arguments) > 0 && arguments[0] == "soak":
@@ -146,7 +176,11 @@ func run(ctx context.Context) error {
 		}
 		b.progress("measuring %s…", f.name)
 		var measured []row
-		if b.node, err = f.start(programs); err == nil {
+		b.node, err = f.start(programs)
+		if err == nil && f.sandbox != nil {
+			err = f.sandbox(b, ctx, f.name)
+		}
+		if err == nil {
 			measured, err = f.measure(ctx, b)
 		}
 		if b.node != nil {

@@ -120,15 +120,14 @@ func (b *bench) populate(ctx context.Context, count int, sleepAfter time.Duratio
 	ids = make([]string, count)
 	var made atomic.Int64
 	err = concurrently(ctx, count, func(ctx context.Context, i int) error {
-		sb, err := b.node.create(ctx, fmt.Sprint("many-", i), sleepAfter)
-		if err != nil {
+		var err error
+		if ids[i], err = b.node.create(ctx, fmt.Sprint("many-", i), sleepAfter); err != nil {
 			return err
 		}
-		ids[i] = sb.ID
 		if n := made.Add(1); n%50 == 0 {
 			b.progress("  %d of %d are made", n, count)
 		}
-		return b.node.exec(ctx, sb.ID, "true")
+		return b.node.exec(ctx, ids[i], "true")
 	})
 	return ids, err
 }
@@ -255,22 +254,16 @@ func measureStart(ctx context.Context, b *bench) ([]row, error) {
 	}
 	var starts spread
 	for range latencyRounds {
-		start := time.Now()
-		if err := n.Start(); err != nil {
+		took, err := timed(n.Start)
+		if err != nil {
 			return nil, err
 		}
-		starts = append(starts, time.Since(start).Seconds())
+		starts = append(starts, took/1000)
 		if err := n.Stop(); err != nil {
 			return nil, err
 		}
 	}
-	return []row{{
-		Figure:   fmt.Sprintf("node start with %d sandbox records until it serves", records),
-		Bar:      "≤ 2 s",
-		Measured: starts.text("%.2f") + " s",
-		Met:      starts.median() <= 2,
-		Values:   values{}.add("start_s", starts),
-	}}, nil
+	return []row{atMost(fmt.Sprintf("node start with %d sandbox records until it serves", records), "%.2f", " s", 2, "start_s", starts)}, nil
 }
 
 // fill writes the records of sandboxes that are stopped.

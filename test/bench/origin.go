@@ -7,15 +7,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/doze-run/doze/testkit/testca"
 )
@@ -32,10 +29,8 @@ type origin struct {
 
 // startOrigin starts it. The caller ends it.
 func startOrigin(program string) (*origin, error) {
-	o := &origin{cmd: exec.Command(program, "origin")}
+	o := &origin{cmd: inSession(exec.Command(program, "origin"))}
 	o.cmd.Stderr = os.Stderr
-	// A session of its own, for the scheduler: see measureThroughput.
-	o.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	out, err := o.cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -54,9 +49,11 @@ func startOrigin(program string) (*origin, error) {
 }
 
 // local is its URL on the loopback, for which its certificate is valid.
-func (o *origin) local(path string) string {
-	_, port, _ := strings.Cut(o.HTTPS, ":")
-	return "https://localhost:" + port + path
+func (o *origin) local() string { return localURL(o.HTTPS) }
+
+func localURL(address string) string {
+	_, port, _ := strings.Cut(address, ":")
+	return "https://localhost:" + port + "/"
 }
 
 func (o *origin) kill() {
@@ -79,11 +76,7 @@ func serveOrigin() error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{
-		Handler: originRoutes(), ReadHeaderTimeout: time.Minute,
-		ErrorLog: log.New(io.Discard, "", 0), // clients that leave are not worth a line
-	}
-	go server.Serve(secure) // both end with the process
+	go newServer(originRoutes()).Serve(secure) // both end with the process
 	go serveRaw(raw)
 	where := origin{HTTPS: secure.Addr().String(), Raw: raw.Addr().String(), CA: string(ca)}
 	if err := json.NewEncoder(os.Stdout).Encode(where); err != nil {
@@ -97,10 +90,7 @@ func originRoutes() http.Handler {
 	block := make([]byte, 1<<20)
 	_, _ = rand.Read(block) // never fails
 	mux := http.NewServeMux()
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/octet-stream")
-		_, _ = w.Write(smallPage)
-	})
+	mux.HandleFunc("/", servePage)
 	mux.HandleFunc("/blob", func(w http.ResponseWriter, r *http.Request) {
 		size, err := strconv.ParseInt(r.FormValue("bytes"), 10, 64)
 		if err != nil {
@@ -153,13 +143,6 @@ func serveStream(conn *net.TCPConn) {
 			}
 		}
 	}
-	var count uint64
-	for {
-		n, err := conn.Read(buf)
-		count += uint64(n)
-		if err != nil {
-			break
-		}
-	}
-	_, _ = conn.Write(binary.BigEndian.AppendUint64(nil, count))
+	count, _ := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{conn}, buf) // until the client's end
+	_, _ = conn.Write(binary.BigEndian.AppendUint64(nil, uint64(count)))
 }

@@ -3,21 +3,14 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"crypto/rsa"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -144,11 +137,50 @@ func parseClient(out []byte) (r clientResult, err error) {
 	return r, nil
 }
 
-// proxy is a peer that intercepts TLS as an explicit proxy.
+// proxy is a peer that intercepts TLS. Its files are in a folder of its own.
 type proxy struct {
-	URL string
+	address, folder string
+	originCA        string // file
+	origin          string // URL for clients
+
+	URL string // of an explicit proxy; empty if origin leads to it
 	CA  string // file
 	cmd *exec.Cmd
+}
+
+// startProxy starts the program that prepare returns, and returns when it listens.
+func startProxy(ctx context.Context, n *node, prepare func(context.Context, *proxy) (*exec.Cmd, error)) (p *proxy, err error) {
+	p = &proxy{originCA: n.originCA(), origin: n.origin.local()}
+	if p.folder, err = os.MkdirTemp(n.folder, "peer"); err != nil {
+		return nil, err
+	}
+	port, err := testnode.FreePort()
+	if err != nil {
+		return nil, err
+	}
+	p.address, p.CA = fmt.Sprint("127.0.0.1:", port), filepath.Join(p.folder, "ca.pem")
+	p.URL = "http://" + p.address
+	if p.cmd, err = prepare(ctx, p); err != nil {
+		return nil, err
+	}
+	var complaint bytes.Buffer
+	p.cmd.Stdout, p.cmd.Stderr = &complaint, &complaint
+	if err := inSession(p.cmd).Start(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startWait)
+	defer cancel()
+	if err := poll(ctx, 20*time.Millisecond, func() (bool, error) {
+		conn, err := net.Dial("tcp", p.address)
+		if err != nil {
+			return false, nil
+		}
+		return true, conn.Close()
+	}); err != nil {
+		p.stop()
+		return nil, fmt.Errorf("%s does not listen: %w: %s", p.cmd.Path, err, complaint.String())
+	}
+	return p, nil
 }
 
 func (p *proxy) stop() {
@@ -156,27 +188,22 @@ func (p *proxy) stop() {
 	_ = p.cmd.Wait()
 }
 
-// startMitmproxy starts mitmdump, which adds the same header and verifies the origin.
-func startMitmproxy(ctx context.Context, folder, originCA string) (*proxy, error) {
+// mitmproxy is mitmdump, which adds the same header and verifies the origin.
+func mitmproxy(ctx context.Context, p *proxy) (*exec.Cmd, error) {
 	program, err := findPeer("mitmdump")
 	if err != nil {
 		return nil, err
 	}
-	address, err := freeAddress()
-	if err != nil {
-		return nil, err
-	}
-	host, port, _ := strings.Cut(address, ":")
-	p := &proxy{URL: "http://" + address, CA: filepath.Join(folder, "mitmproxy-ca-cert.pem")}
-	p.cmd = exec.CommandContext(ctx, program, "--quiet", "--listen-host", host, "--listen-port", port,
-		"--set", "confdir="+folder, "--set", "ssl_verify_upstream_trusted_ca="+originCA, "--set", "flow_detail=0",
-		"--modify-headers", "/~q/Authorization/Bearer "+benchToken)
-	return p, p.start(ctx, address)
+	p.CA = filepath.Join(p.folder, "mitmproxy-ca-cert.pem")
+	host, port, _ := strings.Cut(p.address, ":")
+	return exec.CommandContext(ctx, program, "--quiet", "--listen-host", host, "--listen-port", port,
+		"--set", "confdir="+p.folder, "--set", "ssl_verify_upstream_trusted_ca="+p.originCA, "--set", "flow_detail=0",
+		"--modify-headers", "/~q/Authorization/Bearer "+benchToken), nil
 }
 
-// startSquid starts squid with bump, which adds the same header and verifies the
-// origin. It keeps neither a cache nor a log, so that it has nothing else to do.
-func startSquid(ctx context.Context, folder, originCA string) (*proxy, error) {
+// squid with bump adds the same header and verifies the origin. It keeps neither a cache
+// nor a log, so that it has nothing else to do.
+func squid(ctx context.Context, p *proxy) (*exec.Cmd, error) {
 	program, err := findPeer("squid")
 	if err != nil {
 		return nil, err
@@ -185,96 +212,32 @@ func startSquid(ctx context.Context, folder, originCA string) (*proxy, error) {
 	if _, err := os.Stat(certgen); err != nil {
 		return nil, errors.New("squid is there without TLS: it is of squid, not of squid-openssl")
 	}
-	address, err := freeAddress()
-	if err != nil {
-		return nil, err
+	database, config := filepath.Join(p.folder, "leaves"), filepath.Join(p.folder, "squid.conf")
+	for _, command := range []*exec.Cmd{
+		// An authority, as squid's documentation has it: certificate and key in one file, RSA.
+		exec.CommandContext(ctx, "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+			"-subj", "/CN=squid of the figures", "-keyout", p.CA, "-out", p.CA),
+		exec.CommandContext(ctx, certgen, "-c", "-s", database, "-M", "4MB"),
+	} {
+		if _, err := output(command); err != nil {
+			return nil, fmt.Errorf("%s: %w", command.Path, err)
+		}
 	}
-	p := &proxy{URL: "http://" + address, CA: filepath.Join(folder, "ca.pem")}
-	if err := writeAuthority(p.CA); err != nil {
-		return nil, err
-	}
-	database := filepath.Join(folder, "leaves")
-	if out, err := exec.CommandContext(ctx, certgen, "-c", "-s", database, "-M", "4MB").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("create squid's database: %w: %s", err, out)
-	}
-	config := filepath.Join(folder, "squid.conf")
-	if err := os.WriteFile(config, []byte(strings.Join([]string{
-		"http_port " + address + " ssl-bump cert=" + p.CA + " generate-host-certificates=on dynamic_cert_mem_cache_size=4MB",
+	return exec.CommandContext(ctx, program, "-N", "-f", config), os.WriteFile(config, []byte(strings.Join([]string{
+		"http_port " + p.address + " ssl-bump cert=" + p.CA + " generate-host-certificates=on dynamic_cert_mem_cache_size=4MB",
 		"sslcrtd_program " + certgen + " -s " + database + " -M 4MB",
 		"acl step1 at_step SslBump1",
 		"ssl_bump peek step1",
 		"ssl_bump bump all",
-		"tls_outgoing_options cafile=" + originCA,
+		"tls_outgoing_options cafile=" + p.originCA,
 		"http_access allow all",
 		`request_header_add Authorization "Bearer ` + benchToken + `" all`,
 		"cache deny all",
 		"access_log none",
-		"cache_log " + filepath.Join(folder, "cache.log"),
+		"cache_log " + filepath.Join(p.folder, "cache.log"),
 		"pid_filename none",
 		"visible_hostname bench",
-		"coredump_dir " + folder,
+		"coredump_dir " + p.folder,
 		"shutdown_lifetime 0 seconds",
-	}, "\n")+"\n"), 0o600); err != nil {
-		return nil, err
-	}
-	p.cmd = exec.CommandContext(ctx, program, "-N", "-f", config)
-	return p, p.start(ctx, address)
-}
-
-// start starts the proxy and returns when it listens.
-func (p *proxy) start(ctx context.Context, address string) error {
-	var complaint bytes.Buffer
-	p.cmd.Stdout, p.cmd.Stderr = &complaint, &complaint
-	if err := inSession(p.cmd).Start(); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, startWait)
-	defer cancel()
-	err := poll(ctx, 20*time.Millisecond, func() (bool, error) {
-		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			return false, nil
-		}
-		return true, conn.Close()
-	})
-	if err != nil {
-		p.stop()
-		err = fmt.Errorf("%s does not listen: %w: %s", p.cmd.Path, err, complaint.String())
-	}
-	return err
-}
-
-func freeAddress() (string, error) {
-	port, err := testnode.FreePort()
-	return fmt.Sprint("127.0.0.1:", port), err
-}
-
-// writeAuthority makes an authority for squid: certificate and key in one file, RSA,
-// as its documentation has it.
-func writeAuthority(path string) error {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		return err
-	}
-	authority := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "squid of the figures"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, authority, authority, &key.PublicKey, key)
-	if err != nil {
-		return err
-	}
-	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, slices.Concat(
-		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})), 0o600)
-}
-
-// runBeside runs a client on the loopback, next to a peer.
-func runBeside(ctx context.Context, b *bench, t task) (clientResult, error) {
-	return readClient(inSession(exec.CommandContext(ctx, b.node.Program("bench"), "client", t.argument())))
+	}, "\n")+"\n"), 0o600)
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"time"
@@ -24,40 +26,42 @@ func serve(addr string) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{
-		ReadHeaderTimeout: time.Minute,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/octet-stream")
-			w.Write(smallPage)
-		}),
-	}
-	return server.Serve(l)
+	return newServer(http.HandlerFunc(servePage)).Serve(l)
+}
+
+func servePage(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/octet-stream")
+	_, _ = w.Write(smallPage)
+}
+
+func newServer(h http.Handler) *http.Server {
+	// Clients that leave are not worth a line.
+	return &http.Server{Handler: h, ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0)}
 }
 
 // create makes a sandbox that falls asleep by itself after that time; 0 is never.
-func (n *node) create(ctx context.Context, name string, sleepAfter time.Duration) (types.Sandbox, error) {
-	after := types.Duration(sleepAfter)
-	sb, _, err := n.API.Create(ctx, types.CreateSandboxRequest{Name: name, SleepAfter: &after})
-	return sb, err
+func (n *node) create(ctx context.Context, name string, sleepAfter time.Duration) (id string, err error) {
+	sb, _, err := n.API.Create(ctx, types.CreateSandboxRequest{Name: name, SleepAfter: new(types.Duration(sleepAfter))})
+	return sb.ID, err
 }
 
 // withServer makes a sandbox in which the small server runs, declared on_wake,
 // and returns its preview URL.
-func (n *node) withServer(ctx context.Context, name string) (sb types.Sandbox, url string, err error) {
-	if sb, err = n.withProgram(ctx, name); err != nil {
-		return sb, "", err
+func (n *node) withServer(ctx context.Context, name string) (id, url string, err error) {
+	if id, err = n.withProgram(ctx, name); err != nil {
+		return id, "", err
 	}
-	_, err = n.API.StartProcess(ctx, sb.ID, types.StartProcessRequest{
+	_, err = n.API.StartProcess(ctx, id, types.StartProcessRequest{
 		Command: types.Command{Argv: []string{sandboxProgram, "serve", fmt.Sprint("127.0.0.1:", serverPort)}}, Name: "server", Restart: types.RestartOnWake,
 	})
 	if err != nil {
-		return sb, "", err
+		return id, "", err
 	}
-	port, err := n.API.Expose(ctx, sb.ID, types.ExposePortRequest{Port: serverPort})
+	port, err := n.API.Expose(ctx, id, types.ExposePortRequest{Port: serverPort})
 	if err != nil {
-		return sb, "", err
+		return id, "", err
 	}
-	return sb, port.URL, n.awaitResponse(ctx, port.URL)
+	return id, port.URL, n.awaitResponse(ctx, port.URL)
 }
 
 // exec runs a command to its end.

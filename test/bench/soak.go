@@ -122,15 +122,11 @@ func (s *soak) held(ctx context.Context) (h held, err error) {
 		return h, err
 	}
 	h.descriptors = len(descriptors)
-	cgroups, err := os.ReadDir(filepath.Join(cgroup(), "sandboxes"))
+	cgroups, err := filepath.Glob(filepath.Join(cgroup(), "sandboxes", "*", "cgroup.procs"))
 	if err != nil {
 		return h, err
 	}
-	for _, c := range cgroups {
-		if c.IsDir() {
-			h.cgroups++
-		}
-	}
+	h.cgroups = len(cgroups)
 	all, err := readCensus(s.node.Home, nil)
 	if err != nil {
 		return h, err
@@ -208,13 +204,12 @@ type soakBox struct {
 }
 
 func (s *soak) newBox(ctx context.Context, name string) (*soakBox, error) {
-	sb, url, err := s.node.withServer(ctx, name)
+	id, url, err := s.node.withServer(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	after := types.Duration(time.Second) // asleep between operations
-	_, err = s.node.API.Update(ctx, sb.ID, types.UpdateSandboxRequest{SleepAfter: &after})
-	return &soakBox{node: s.node, id: sb.ID, url: url, files: map[string][sha256.Size]byte{}}, err
+	_, err = s.node.API.Update(ctx, id, types.UpdateSandboxRequest{SleepAfter: new(types.Duration(time.Second))}) // asleep between operations
+	return &soakBox{node: s.node, id: id, url: url, files: map[string][sha256.Size]byte{}}, err
 }
 
 var soakOperations = []struct {

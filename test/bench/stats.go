@@ -3,67 +3,54 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
 
-// samples of one figure.
-type samples []time.Duration
+// spread has a value for each round of a figure, or the time of each call in ms.
+type spread []float64
 
-// quantile returns the smallest sample that is not less than q of them.
-func (s samples) quantile(q float64) time.Duration {
+// quantile returns the smallest value that is not less than q of them.
+func (s spread) quantile(q float64) float64 {
 	sorted := slices.Sorted(slices.Values(s))
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-func (s samples) p50() time.Duration { return s.quantile(.5) }
-func (s samples) p99() time.Duration { return s.quantile(.99) }
+func (s spread) median() float64 { return s.quantile(.5) }
+func (s spread) p99() float64    { return s.quantile(.99) }
+func (s spread) min() float64    { return slices.Min(s) }
+func (s spread) max() float64    { return slices.Max(s) }
 
 // ms in milliseconds.
-func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+func ms(d time.Duration) float64 { return 1000 * d.Seconds() }
 
-// repeat times n calls of f.
-func repeat(ctx context.Context, n int, f func() error) (samples, error) {
-	var s samples
+// timed returns how long a call of f took, in ms.
+func timed(f func() error) (float64, error) {
+	start := time.Now()
+	err := f()
+	return ms(time.Since(start)), err
+}
+
+// repeat times n calls of f, each after a call of before, unless it is nil.
+func repeat(ctx context.Context, n int, before, f func() error) (spread, error) {
+	var s spread
 	for i := range n {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
+		err := ctx.Err()
+		if err == nil && before != nil {
+			err = before()
 		}
-		start := time.Now()
-		if err := f(); err != nil {
+		if err != nil {
+			return nil, err
+		}
+		took, err := timed(f)
+		if err != nil {
 			return nil, fmt.Errorf("call %d: %w", i+1, err)
 		}
-		s = append(s, time.Since(start))
+		s = append(s, took)
 	}
 	return s, nil
 }
-
-// pairs times the second of each of n pairs of calls.
-func pairs(n int, first, second func() error) (samples, error) {
-	var s samples
-	for range n {
-		if err := first(); err != nil {
-			return nil, err
-		}
-		start := time.Now()
-		if err := second(); err != nil {
-			return nil, err
-		}
-		s = append(s, time.Since(start))
-	}
-	return s, nil
-}
-
-// spread is one value for each round of a figure.
-type spread []float64
-
-func (s spread) median() float64 {
-	sorted := slices.Sorted(slices.Values(s))
-	return sorted[len(sorted)/2]
-}
-
-func (s spread) min() float64 { return slices.Min(s) }
-func (s spread) max() float64 { return slices.Max(s) }
 
 // times returns the spread in another unit.
 func (s spread) times(factor float64) spread {
@@ -86,9 +73,6 @@ type contender struct {
 	values map[int]float64 // by round
 	failed []error
 }
-
-// quorum is how many rounds of a peer have to end well for a figure.
-func quorum(rounds int) int { return rounds/2 + 1 }
 
 // alternate measures every contender once a round, so that the machine's drift meets
 // all of them, and in the opposite order every other round, so that none always finds
@@ -118,18 +102,20 @@ func alternate(ctx context.Context, rounds int, all ...*contender) error {
 	return nil
 }
 
-// spread of the rounds that ended well.
-func (c *contender) spread() spread {
-	var s spread
-	for _, v := range c.values {
-		s = append(s, v)
+// versus is alternate for a figure that needs its peer.
+func versus(ctx context.Context, rounds int, ours, peer *contender) error {
+	if err := alternate(ctx, rounds, ours, peer); err != nil {
+		return err
 	}
-	return s
+	return peer.missing(rounds)
 }
 
-// missing returns why the contender has no figure; nil if it has one.
+// spread of the rounds that ended well.
+func (c *contender) spread() spread { return slices.Collect(maps.Values(c.values)) }
+
+// missing returns why the contender has no figure; nil if most of its rounds ended well.
 func (c *contender) missing(rounds int) error {
-	if len(c.values) >= quorum(rounds) {
+	if len(c.values) > rounds/2 {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", c.name, c.failed[0])
@@ -146,15 +132,18 @@ func (c *contender) over(peer *contender) spread {
 	return s
 }
 
-// inRounds collects the samples of a figure that has no peer: the median of each
-// round in ms, and all samples.
-func inRounds(rounds int, round func() (samples, error)) (p50s spread, all samples, err error) {
-	for range rounds {
+// latencyRounds is how many rounds a figure of times has.
+const latencyRounds = 5
+
+// inRounds collects the times of a figure that has no peer: the median of each round, and
+// all times.
+func inRounds(round func() (spread, error)) (p50s, all spread, err error) {
+	for range latencyRounds {
 		s, err := round()
 		if err != nil {
 			return nil, nil, err
 		}
-		p50s, all = append(p50s, ms(s.p50())), append(all, s...)
+		p50s, all = append(p50s, s.median()), append(all, s...)
 	}
 	return p50s, all, nil
 }

@@ -36,8 +36,6 @@ type Config struct {
 	// Caddyfile is the text of the configuration. Default: ProjectCaddyfile().
 	// The environment has DOZE_HOME and DOZE_HTTPS_PORT for it.
 	Caddyfile string
-	// Env is added to the environment of the node's programs, as "NAME=value".
-	Env []string
 }
 
 // Node is one node. Start, Stop, Kill and Remove are called by one goroutine at a
@@ -149,7 +147,6 @@ func (n *Node) Command(args ...string) *exec.Cmd {
 	cmd := exec.Command(n.Program("doze"), args...)
 	cmd.Dir = n.Home
 	cmd.Env = append(os.Environ(), "DOZE_HOME="+n.Home, fmt.Sprintf("DOZE_HTTPS_PORT=%d", n.Port), "DOZE_BIND=127.0.0.1")
-	cmd.Env = append(cmd.Env, n.cfg.Env...)
 	return cmd
 }
 
