@@ -286,7 +286,7 @@ func verdictOf(err error, known netip.Addr) (audit.Verdict, netip.Addr) {
 	if refused, ok := errors.AsType[*dial.RefusedError](err); ok {
 		return audit.Deny, refused.Address
 	}
-	if _, ok := errors.AsType[*intercept.RefusedError](err); ok {
+	if failure, ok := errors.AsType[*intercept.Failure](err); ok && failure.Denied {
 		return audit.Deny, known
 	}
 	return audit.Error, known

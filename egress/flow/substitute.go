@@ -62,7 +62,7 @@ type refusable struct{ io.ReadCloser }
 func (b refusable) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if refused := (*placeholder.RefusedError)(nil); errors.As(err, &refused) {
-		err = &intercept.RefusedError{Code: problem.PlaceholderNotAllowed, Reason: err.Error(), Err: err}
+		err = &intercept.Failure{Code: problem.PlaceholderNotAllowed, Reason: err.Error(), Err: err, Denied: true}
 	}
 	return n, err
 }

@@ -16,39 +16,30 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// RefusedError is an error of a Dial, an Attempt or a request's body that the client
-// gets as a refusal.
-type RefusedError struct {
-	Code   problem.Code
-	Reason string
-	Err    error // may be nil
-}
-
-func (e *RefusedError) Error() string { return e.Reason }
-func (e *RefusedError) Unwrap() error { return e.Err }
-
 // Failure is the reason for which a request got no response, or only a part of one. Its
-// text can be shown to the client: it quotes nothing that the upstream sent.
+// text can be shown to the client: it quotes nothing that the upstream sent. It may be the
+// error of a Dial or of reading a request's body.
 type Failure struct {
 	// Code of the refusal, if the response had not begun. The client gets no refusal
 	// with ClientDisconnected.
 	Code   problem.Code
 	Reason string
-	Err    error // the cause, which may quote the upstream
+	Err    error // the cause, which may quote the upstream; may be nil
+	// Denied reports that the request was not allowed, and has not failed.
+	Denied bool
 }
 
 func (e *Failure) Error() string { return e.Reason }
 func (e *Failure) Unwrap() error { return e.Err }
 
 // failed returns the *Failure for an error of sending a request or receiving its
-// response. It returns an existing *Failure as it is.
+// response. It returns a copy of an existing *Failure.
 func failed(ctx context.Context, host string, err error) *Failure {
-	if described := (*Failure)(nil); errors.As(err, &described) {
-		return described
+	if described, ok := errors.AsType[*Failure](err); ok {
+		return new(*described)
 	}
 	f := &Failure{Err: err}
 	var (
-		refused   *RefusedError
 		unknown   *tls.CertificateVerificationError
 		handshake *handshakeError
 		dns       *net.DNSError
@@ -58,8 +49,6 @@ func failed(ctx context.Context, host string, err error) *Failure {
 		reset     http2.StreamError
 	)
 	switch {
-	case errors.As(err, &refused):
-		f.Code, f.Reason = refused.Code, refused.Reason
 	case errors.Is(ctx.Err(), context.Canceled):
 		return disconnected(err)
 	case errors.As(err, &unknown):

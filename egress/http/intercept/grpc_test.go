@@ -94,7 +94,7 @@ func TestGRPC(t *testing.T) {
 func TestGRPCClientGetsTheRefusal(t *testing.T) {
 	r := start(t, grpc.NewServer(), func(_ *rig, _ *Destination, c *UpstreamConfig) {
 		c.Dial = func(context.Context, dial.Target) (net.Conn, error) {
-			return nil, &RefusedError{Code: problem.EgressDenied, Reason: "it is private"}
+			return nil, &Failure{Code: problem.EgressDenied, Reason: "it is private", Denied: true}
 		}
 	})
 	c, err := grpc.NewClient("passthrough:///"+host, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: r.trust})), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {

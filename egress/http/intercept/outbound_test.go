@@ -449,7 +449,7 @@ func TestFailuresAreReadable(t *testing.T) {
 		reason string // substring
 	}{
 		"unknown authority":  {untrusted, problem.UpstreamCertificateInvalid, "signed by an unknown authority"},
-		"refused by dial":    {failing(&RefusedError{Code: problem.EgressDenied, Reason: "10.1.2.3 is private", Err: io.EOF}), problem.EgressDenied, "10.1.2.3 is private"},
+		"refused by dial":    {failing(&Failure{Code: problem.EgressDenied, Reason: "10.1.2.3 is private", Err: io.EOF, Denied: true}), problem.EgressDenied, "10.1.2.3 is private"},
 		"no name":            {failing(&net.DNSError{Err: "no such host", Name: "internal-resolver"}), problem.UpstreamUnreachable, "cannot be resolved"},
 		"port closed":        {unused(t), problem.UpstreamUnreachable, "connection refused"},
 		"timeout":            {failing(context.DeadlineExceeded), problem.UpstreamTimeout, "in time"},
@@ -457,7 +457,7 @@ func TestFailuresAreReadable(t *testing.T) {
 		"no HTTP":            {speaks("SSH-2.0-secret\r\n\r\n"), problem.UpstreamResponseInvalid, "is not valid HTTP"},
 		"no status of HTTP":  {speaks("HTTP/1.1 042 secret\r\nContent-Length: 0\r\n\r\n"), problem.UpstreamResponseInvalid, "the invalid status 42"},
 		"TLS that fails":     {unencrypted, problem.UpstreamTLSFailed, "the TLS handshake with api.example.com failed"},
-		"over a limit":       {failing(&RefusedError{Code: problem.EgressLimitExceeded, Reason: "a limit was reached"}), problem.EgressLimitExceeded, "a limit was reached"},
+		"over a limit":       {failing(&Failure{Code: problem.EgressLimitExceeded, Reason: "a limit was reached", Denied: true}), problem.EgressLimitExceeded, "a limit was reached"},
 		"unasked for switch": {speaks("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: secret\r\n\r\n"), problem.UpstreamResponseInvalid, "was not requested"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -552,7 +552,7 @@ func TestConnectionsBeingMadeAreBounded(t *testing.T) {
 		w := httptest.NewRecorder()
 		result := f.Do(w, req, Route{Flow: "f1", Dials: dials}, nil)
 		wantRefusal(t, w.Result(), problem.EgressLimitExceeded, "being established")
-		if refused := (*RefusedError)(nil); !errors.As(result.Err, &refused) {
+		if f, ok := errors.AsType[*Failure](result.Err); !ok || !f.Denied {
 			t.Errorf("%s: %+v", scheme, result)
 		}
 		dials.Release(1)

@@ -308,9 +308,10 @@ func (u *Upstream) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 }
 
 // errDials refuses a request that would need another connection.
-var errDials = &RefusedError{
+var errDials = &Failure{
 	Code:   problem.EgressLimitExceeded,
 	Reason: "a limit was reached: connections being established to servers",
+	Denied: true,
 }
 
 // connect dials an upstream. With protocols, conn is TLS over raw, and the upstream chooses
@@ -322,7 +323,7 @@ func (u *Upstream) connect(ctx context.Context, t *target, protocols ...string) 
 	defer t.Dials.Release(1)
 	raw, err = u.cfg.Dial(ctx, dial.Target{Host: t.host, Port: t.port, Private: t.Private})
 	if refused, ok := errors.AsType[*dial.RefusedError](err); ok {
-		err = &RefusedError{Code: problem.EgressDenied, Reason: refused.Error(), Err: refused}
+		err = &Failure{Code: problem.EgressDenied, Reason: refused.Error(), Err: refused, Denied: true}
 	}
 	if err != nil || protocols == nil {
 		return raw, raw, err
