@@ -163,8 +163,8 @@ func trust(roots *x509.CertPool, file string) error {
 	return err
 }
 
-// ask makes a request and reads the whole response, of which it returns the header and the
-// size of the body.
+// ask makes a request and reads the whole response. It returns the header and the size of
+// the body.
 func ask(ctx context.Context, c *http.Client, method, url string) (header http.Header, size int64, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {

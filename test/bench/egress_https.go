@@ -82,7 +82,7 @@ func proxyRow(bar float64, ours, peer *contender) row {
 		Figure: "intercepted HTTPS with bearer, small GETs, 32 connections, requests per second against " + peer.name,
 		Bar:    "none: what the library costs",
 		Values: values{}.add("doze_per_s", ours.spread()),
-		Note:   "HTTP/1.1 on both sides; all add the header and verify the origin; ours through a sandbox's network, with audit and scrubbing, the peer an explicit proxy without a log",
+		Note:   "HTTP/1.1 on both sides; all add the header and verify the origin; ours through a sandbox's network, with audit and scrubbing, the peer on the loopback, without a log",
 	}
 	if bar > 0 {
 		r.Bar = fmt.Sprintf("≥ %.1f", bar)

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -52,7 +51,6 @@ type Conn struct {
 	used bool // it has carried a request before
 
 	maxHead int64
-	closing sync.Once
 }
 
 // NewConn returns a client connection over conn, which is TLS over raw or raw itself. A
@@ -69,10 +67,7 @@ func (c *Conn) RemoteAddr() net.Addr { return c.raw.RemoteAddr() }
 
 // Close closes the connection without a TLS close_notify. It may be called concurrently
 // and more than once.
-func (c *Conn) Close() error {
-	c.closing.Do(func() { _ = c.raw.Close() })
-	return nil
-}
+func (c *Conn) Close() error { return c.raw.Close() }
 
 // alive reports whether the idle connection can be reused: the server has neither closed
 // it nor sent anything unsolicited.

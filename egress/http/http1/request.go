@@ -14,28 +14,21 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
+	"github.com/doze-run/doze/problem"
 	"golang.org/x/net/http/httpguts"
 )
 
-// RequestError is a request that cannot be served; its connection ends. The Reason quotes
-// nothing of the request, which may contain a secret.
-type RequestError struct {
-	Status int // of the response
-	// Framing reports that the end of the request is ambiguous (RFC 9112, section 6.1).
-	Framing bool
-	Reason  string
-}
-
-func (e *RequestError) Error() string { return e.Reason }
-
-func malformed(what string) *RequestError {
-	return &RequestError{Status: http.StatusBadRequest, Reason: "malformed " + what}
+// malformed returns the problem of a request that cannot be parsed. Details quote nothing of
+// the request, which may contain a secret.
+func malformed(what string) *problem.Problem {
+	return problem.New(problem.RequestMalformed, "malformed "+what)
 }
 
 const reasonAmbiguous = "ambiguous framing: Transfer-Encoding together with Content-Length or HTTP/1.0 (RFC 9112, section 6.1)"
 
-// readRequest reads the head of the next request. An error other than a *RequestError is
+// readRequest reads the head of the next request. An error other than a *problem.Problem is
 // the connection's: io.EOF between two requests.
 func (c *serverConn) readRequest() (*http.Request, error) {
 	c.in.N, c.minor = c.s.MaxHead+bufferSize, 1
@@ -59,7 +52,7 @@ func (c *serverConn) readRequest() (*http.Request, error) {
 		return nil, c.headError(err)
 	}
 	if r.ProtoMajor != 1 {
-		return nil, &RequestError{Status: http.StatusHTTPVersionNotSupported, Reason: "unsupported protocol version"}
+		return nil, problem.New(problem.HTTPVersionUnsupported, "unsupported protocol version")
 	}
 	if err := parseTarget(r); err != nil {
 		return nil, err
@@ -111,10 +104,10 @@ func fields(lines *textproto.Reader) (http.Header, error) {
 	return http.Header(fields), nil
 }
 
-// headError converts a parser's error to a *RequestError, and returns other errors unchanged.
+// headError converts a parser's error to a *problem.Problem, and returns other errors unchanged.
 func (c *serverConn) headError(err error) error {
 	if c.in.N <= 0 {
-		return &RequestError{Status: http.StatusRequestHeaderFieldsTooLarge, Reason: http.StatusText(http.StatusRequestHeaderFieldsTooLarge)}
+		return problem.New(problem.HeaderTooLarge, http.StatusText(http.StatusRequestHeaderFieldsTooLarge))
 	}
 	if _, ok := errors.AsType[textproto.ProtocolError](err); ok {
 		return malformed("header")
@@ -122,7 +115,7 @@ func (c *serverConn) headError(err error) error {
 	return err
 }
 
-func parseTarget(r *http.Request) *RequestError {
+func parseTarget(r *http.Request) *problem.Problem {
 	target := r.RequestURI
 	authority := r.Method == http.MethodConnect && !strings.HasPrefix(target, "/")
 	if authority {
@@ -139,13 +132,13 @@ func parseTarget(r *http.Request) *RequestError {
 	return nil
 }
 
-func parseHost(r *http.Request) *RequestError {
+func parseHost(r *http.Request) *problem.Problem {
 	hosts := r.Header["Host"]
 	switch {
 	case len(hosts) > 1:
-		return &RequestError{Status: http.StatusBadRequest, Reason: "too many Host headers"}
+		return problem.New(problem.RequestMalformed, "too many Host headers")
 	case len(hosts) == 0 && r.ProtoMinor > 0 && r.Method != http.MethodConnect:
-		return &RequestError{Status: http.StatusBadRequest, Reason: "missing required Host header"}
+		return problem.New(problem.RequestMalformed, "missing required Host header")
 	case len(hosts) == 1 && !httpguts.ValidHostHeader(hosts[0]):
 		return malformed("Host header")
 	}
@@ -158,16 +151,16 @@ func parseHost(r *http.Request) *RequestError {
 }
 
 // frame sets the request's body and its length (RFC 9112, section 6.3).
-func (c *serverConn) frame(r *http.Request) *RequestError {
+func (c *serverConn) frame(r *http.Request) *problem.Problem {
 	codings, isCoded := r.Header["Transfer-Encoding"]
 	lengths, isMeasured := r.Header["Content-Length"]
 	c.body = nil
 	r.Body = http.NoBody
 	switch {
 	case isCoded && (isMeasured || r.ProtoMinor == 0):
-		return &RequestError{Status: http.StatusBadRequest, Framing: true, Reason: reasonAmbiguous}
+		return problem.New(problem.RequestAmbiguous, reasonAmbiguous)
 	case isCoded && (len(codings) != 1 || !strings.EqualFold(codings[0], "chunked")):
-		return &RequestError{Status: http.StatusNotImplemented, Reason: "Unsupported transfer encoding"}
+		return problem.New(problem.TransferEncodingUnsupported, "Unsupported transfer encoding")
 	case isCoded:
 		if err := announceTrailers(r); err != nil {
 			return err
@@ -194,7 +187,7 @@ func (c *serverConn) frame(r *http.Request) *RequestError {
 	switch {
 	case len(expect) == 0:
 	case r.ProtoMinor == 0 || !strings.EqualFold(expect[0], "100-continue") || len(expect) > 1:
-		return &RequestError{Status: http.StatusExpectationFailed, Reason: http.StatusText(http.StatusExpectationFailed)}
+		return problem.New(problem.ExpectationUnsupported, http.StatusText(http.StatusExpectationFailed))
 	case c.body != nil:
 		c.body.awaited = true
 	}
@@ -207,7 +200,7 @@ func (c *serverConn) frame(r *http.Request) *RequestError {
 // framingFields are not allowed in trailers (RFC 9110, section 6.5.1).
 var framingFields = []string{"Transfer-Encoding", "Content-Length", "Trailer", "Host"}
 
-func announceTrailers(r *http.Request) *RequestError {
+func announceTrailers(r *http.Request) *problem.Problem {
 	announced, ok := r.Header["Trailer"]
 	if !ok {
 		return nil
@@ -368,7 +361,7 @@ func (b *requestBody) stop() error {
 		return io.EOF
 	}
 	if !b.mu.TryLock() {
-		b.c.interrupt()
+		_ = b.c.conn.SetReadDeadline(time.Unix(1, 0))
 		b.mu.Lock()
 		if b.err == nil { // the interrupted Read returned data
 			b.err = errBodyClosed

@@ -10,6 +10,8 @@ import (
 	"net/url"
 	"sync"
 	"time"
+
+	"github.com/doze-run/doze/problem"
 )
 
 const (
@@ -34,8 +36,8 @@ type Server struct {
 	// ResponseWriter implements http.Flusher and http.Hijacker, and is always full duplex.
 	Handler func(w http.ResponseWriter, r *http.Request)
 	// Refuse responds to a request that cannot be served. The request has no method, URL
-	// or header.
-	Refuse func(w http.ResponseWriter, r *http.Request, why *RequestError)
+	// or header, and its connection ends.
+	Refuse func(w http.ResponseWriter, r *http.Request, why *problem.Problem)
 	// MaxHead is the size limit of a request's head.
 	MaxHead int64
 }
@@ -162,7 +164,7 @@ func (c *serverConn) discardBody() bool {
 // refuse responds to a request that cannot be served. Errors of the connection get no
 // response.
 func (c *serverConn) refuse(ctx context.Context, err error) {
-	why, ok := err.(*RequestError)
+	why, ok := err.(*problem.Problem)
 	if !ok {
 		return
 	}
@@ -198,9 +200,6 @@ func (c *serverConn) watch() {
 		c.source.scheduleWatch()
 	}
 }
-
-// interrupt makes a blocked Read of the connection fail.
-func (c *serverConn) interrupt() { _ = c.conn.SetReadDeadline(time.Unix(1, 0)) }
 
 // source reads from the client. While a handler runs it can read one byte ahead, to detect
 // a disconnect.

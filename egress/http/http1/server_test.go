@@ -16,6 +16,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/doze-run/doze/problem"
 )
 
 const host = "Host: a.example\r\n"
@@ -93,7 +95,7 @@ type request struct{ method, target, body string }
 
 // serve returns the requests that are served from sent, and the error that refuses the
 // next one.
-func serve(sent []byte, piece int) (served []request, refused *RequestError) {
+func serve(sent []byte, piece int) (served []request, refused *problem.Problem) {
 	s := &Server{
 		MaxHead: 64 << 10,
 		Handler: func(w http.ResponseWriter, r *http.Request) {
@@ -101,7 +103,7 @@ func serve(sent []byte, piece int) (served []request, refused *RequestError) {
 				served = append(served, request{r.Method, r.RequestURI, string(body)})
 			}
 		},
-		Refuse: func(_ http.ResponseWriter, _ *http.Request, why *RequestError) { refused = why },
+		Refuse: func(_ http.ResponseWriter, _ *http.Request, why *problem.Problem) { refused = why },
 	}
 	conn := &script{sent: bytes.NewReader(sent), piece: piece}
 	s.Serve(context.Background(), conn, conn)
@@ -112,9 +114,25 @@ func TestAmbiguousRequestsAreRefused(t *testing.T) {
 	for name, c := range streams {
 		for _, piece := range []int{1, 2, 3, 7, 64, 4096, 1 << 20} {
 			served, refused := serve([]byte(c.sent), piece)
-			if len(served) != c.served || (refused != nil && refused.Framing) != c.twoEnds {
+			if len(served) != c.served || (refused != nil && refused.Code == problem.RequestAmbiguous) != c.twoEnds {
 				t.Errorf("%s, in pieces of %d: served %d, want %d; then %v", name, piece, len(served), c.served, refused)
 			}
+		}
+	}
+}
+
+func TestRefusalsHaveTheCodeOfTheirReason(t *testing.T) {
+	for sent, code := range map[string]problem.Code{
+		"GET /\r\n\r\n":                                                             problem.RequestMalformed,
+		"GET / HTTP/1.1\r\n\r\n":                                                    problem.RequestMalformed,
+		"GET / HTTP/2.0\r\nHost: a.test\r\n\r\n":                                    problem.HTTPVersionUnsupported,
+		"GET / HTTP/1.1\r\nX: " + strings.Repeat("x", 80<<10):                       problem.HeaderTooLarge,
+		"GET / HTTP/1.1\r\nHost: a.test\r\nExpect: more\r\n\r\n":                    problem.ExpectationUnsupported,
+		"GET / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: gzip\r\n\r\n":         problem.TransferEncodingUnsupported,
+		"GET / HTTP/1.0\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n": problem.RequestAmbiguous,
+	} {
+		if served, refused := serve([]byte(sent), 4096); len(served) > 0 || refused == nil || refused.Code != code {
+			t.Errorf("%.80q: served %d, refused with %v, want %s", sent, len(served), refused, code)
 		}
 	}
 }
@@ -133,7 +151,7 @@ func TestReasonsDoNotQuoteTheRequest(t *testing.T) {
 		"GET / HTTP/1.1\r\n" + host + "Transfer-Encoding: canary\r\n\r\n",
 		"GET / HTTP/1.1\r\n" + host + "Expect: canary\r\n\r\n",
 	} {
-		if served, refused := serve([]byte(sent), 4096); len(served) > 0 || refused == nil || strings.Contains(refused.Reason, "canary") {
+		if served, refused := serve([]byte(sent), 4096); len(served) > 0 || refused == nil || strings.Contains(refused.Detail, "canary") {
 			t.Errorf("%q: served %q; %v", sent, served, refused)
 		}
 	}
@@ -215,7 +233,7 @@ func start(t *testing.T, handler http.HandlerFunc) *started {
 	go func() {
 		defer close(s.ended)
 		defer conn.Close()
-		(&Server{Handler: handler, MaxHead: 64 << 10, Refuse: func(w http.ResponseWriter, _ *http.Request, why *RequestError) {
+		(&Server{Handler: handler, MaxHead: 64 << 10, Refuse: func(w http.ResponseWriter, _ *http.Request, why *problem.Problem) {
 			w.WriteHeader(why.Status)
 		}}).Serve(context.Background(), conn, conn)
 	}()

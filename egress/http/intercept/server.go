@@ -184,9 +184,7 @@ func (s *Server) serveHTTP1(c *connection, conn net.Conn, in io.Reader) {
 			w.ResponseWriter = response
 			s.handle(w, r, c)
 		},
-		Refuse: func(response http.ResponseWriter, r *http.Request, why *http1.RequestError) {
-			c.to.refuse(response, r, problem.New(codeOf(why), why.Reason))
-		},
+		Refuse:  c.to.refuse,
 		MaxHead: maxHeader,
 	}
 	server.Serve(c.ctx, conn, in)
@@ -245,24 +243,6 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request, c *connection) {
 	}
 	defer c.handlers.Done()
 	s.serve(w, r, c.to, c.serverName)
-}
-
-// codeOf returns the code for a request of HTTP/1.1 that cannot be parsed. Its status is
-// err's.
-func codeOf(err *http1.RequestError) problem.Code {
-	switch {
-	case err.Framing:
-		return problem.RequestAmbiguous
-	case err.Status == http.StatusExpectationFailed:
-		return problem.ExpectationUnsupported
-	case err.Status == http.StatusRequestHeaderFieldsTooLarge:
-		return problem.HeaderTooLarge
-	case err.Status == http.StatusNotImplemented:
-		return problem.TransferEncodingUnsupported
-	case err.Status == http.StatusHTTPVersionNotSupported:
-		return problem.HTTPVersionUnsupported
-	}
-	return problem.RequestMalformed
 }
 
 // ServeRequest is Serve for one request that arrived with an absolute URI on a connection

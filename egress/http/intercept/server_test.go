@@ -18,7 +18,6 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"github.com/doze-run/doze/egress/http/http1"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/testkit"
 )
@@ -56,22 +55,6 @@ func TestMisdirectedRequestsAreRefused(t *testing.T) {
 				t.Errorf("the destination refused %+v", refused)
 			}
 		})
-	}
-}
-
-// The response to a request that cannot be parsed has the status that http1 assigns to
-// it.
-func TestUnreadableRequestsHaveACodeWithTheirStatus(t *testing.T) {
-	seen := map[problem.Code]bool{}
-	for _, err := range []http1.RequestError{
-		{Status: http.StatusBadRequest}, {Status: http.StatusBadRequest, Framing: true}, {Status: http.StatusExpectationFailed},
-		{Status: http.StatusRequestHeaderFieldsTooLarge}, {Status: http.StatusNotImplemented}, {Status: http.StatusHTTPVersionNotSupported},
-	} {
-		code := codeOf(&err)
-		if code.Definition().Status != err.Status || seen[code] {
-			t.Errorf("%+v has the code %s with status %d", err, code, code.Definition().Status)
-		}
-		seen[code] = true
 	}
 }
 
