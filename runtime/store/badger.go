@@ -72,8 +72,7 @@ type Badger struct {
 	endMerger context.CancelFunc
 	merged    chan struct{}
 
-	closeOnce sync.Once
-	closeErr  error
+	closeOnce func() error
 }
 
 // Open opens the store in dir and creates both if they do not exist. It recovers the store
@@ -156,6 +155,7 @@ func openBadger(dir string, log *slog.Logger, t tuning, lock io.Closer) (*Badger
 		tableMade: make(chan struct{}, 1),
 		merged:    make(chan struct{}),
 	}
+	s.closeOnce = sync.OnceValue(s.close)
 	err := noPanic(func() (err error) {
 		s.db, err = badger.Open(badgerOptions(dir, log, t))
 		return err
@@ -327,8 +327,7 @@ func (s *Badger) each(ctx context.Context, prefix []byte, yield func(name string
 // Badger cannot write its log into tables. The folder stays locked until the process ends,
 // and the next Open recovers the store as after a kill.
 func (s *Badger) Close() error {
-	s.closeOnce.Do(func() { s.closeErr = s.close() })
-	return s.closeErr
+	return s.closeOnce()
 }
 
 func (s *Badger) close() error {

@@ -35,7 +35,7 @@ func (s *Badger) PutDocument(ctx context.Context, kind, name string, value []byt
 	if err != nil {
 		return err
 	}
-	encoded, err := encodeDocument(kind, value, s.maxRecord)
+	encoded, err := seal(kind, encodingBytes, value, s.maxRecord, "")
 	if err != nil {
 		return err
 	}
@@ -59,9 +59,9 @@ func (s *Badger) Documents(ctx context.Context, kind string, yield func(name str
 		return err
 	}
 	return s.each(ctx, documentPrefix(kind), func(name string, encoded []byte) error {
-		value, err := decodeDocument(kind, name, encoded)
+		value, err := unseal(encodingBytes, encoded)
 		if err != nil {
-			return err
+			return fmt.Errorf("document %s %q: %w", kind, name, err)
 		}
 		return yield(name, slices.Clone(value))
 	})
@@ -86,23 +86,4 @@ func documentKey(kind, name string) ([]byte, error) {
 			Want: "1 to " + strconv.Itoa(maxDocumentName)}
 	}
 	return append(documentPrefix(kind), name...), nil
-}
-
-func encodeDocument(kind string, value []byte, limit int) ([]byte, error) {
-	if len(value) >= limit {
-		return nil, &sandbox.InvalidError{Field: kind, Reason: "its record has " + strconv.Itoa(len(value)) + " bytes",
-			Want: "at most " + strconv.Itoa(limit-1)}
-	}
-	return append([]byte{encodingBytes}, value...), nil
-}
-
-// decodeDocument returns the value of a document, which may share memory with encoded.
-func decodeDocument(kind, name string, encoded []byte) ([]byte, error) {
-	switch {
-	case len(encoded) == 0:
-		return nil, fmt.Errorf("document %s %q: %w", kind, name, errEmptyRecord)
-	case encoded[0] != encodingBytes:
-		return nil, fmt.Errorf("document %s %q has encoding %d, this build reads %d: a newer doze wrote it", kind, name, encoded[0], encodingBytes)
-	}
-	return encoded[1:], nil
 }

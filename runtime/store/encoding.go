@@ -17,29 +17,42 @@ const encodingJSON = 1
 // transactions of up to 15 % of a memtable.
 const maxRecord = 800 << 10
 
-var errEmptyRecord = errors.New("record is empty")
-
+// encode returns v as a value of less than limit bytes.
 func encode(what string, v any, limit int) ([]byte, error) {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", what, err)
 	}
+	return seal(what, encodingJSON, body, limit, "; make env, labels or declared processes smaller")
+}
+
+func decode(value []byte, into any) error {
+	body, err := unseal(encodingJSON, value)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(body, into)
+}
+
+// seal returns the value of a body with that encoding. advice is for an error about its size.
+func seal(what string, encoding byte, body []byte, limit int, advice string) ([]byte, error) {
 	if len(body) >= limit {
 		return nil, &sandbox.InvalidError{
 			Field:  what,
 			Reason: "its record has " + strconv.Itoa(len(body)) + " bytes",
-			Want:   "at most " + strconv.Itoa(limit-1) + "; make env, labels or declared processes smaller",
+			Want:   "at most " + strconv.Itoa(limit-1) + advice,
 		}
 	}
-	return append([]byte{encodingJSON}, body...), nil
+	return append([]byte{encoding}, body...), nil
 }
 
-func decode(value []byte, into any) error {
+// unseal returns the body of a value, which shares its memory.
+func unseal(encoding byte, value []byte) ([]byte, error) {
 	if len(value) == 0 {
-		return errEmptyRecord
+		return nil, errors.New("record is empty")
 	}
-	if value[0] != encodingJSON {
-		return fmt.Errorf("record has encoding %d, this build reads %d: a newer doze wrote it", value[0], encodingJSON)
+	if value[0] != encoding {
+		return nil, fmt.Errorf("record has encoding %d, this build reads %d: a newer doze wrote it", value[0], encoding)
 	}
-	return json.Unmarshal(value[1:], into)
+	return value[1:], nil
 }

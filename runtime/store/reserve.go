@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -149,22 +149,17 @@ func syncDir(dir string) error {
 // removeEmptyLogs removes empty logs, which remain if the node is killed between two steps
 // of creating or removing one. Badger would refuse to open them.
 func removeEmptyLogs(dir string) error {
-	entries, err := os.ReadDir(dir)
+	files, err := storeFiles(dir)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), ".mem") && !strings.HasSuffix(e.Name(), ".vlog") {
-			continue
+	for _, name := range slices.Concat(files.byKind[logSuffix], files.byKind[valueSuffix]) {
+		path := filepath.Join(dir, name)
+		info, err := os.Stat(path)
+		if err == nil && info.Size() == 0 {
+			err = os.Remove(path)
 		}
-		info, err := e.Info()
 		if err != nil {
-			return err
-		}
-		if info.Size() > 0 {
-			continue
-		}
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
 			return err
 		}
 	}

@@ -74,40 +74,31 @@ func Verify(dir string) error {
 	return files.verify()
 }
 
-// files lists the files of a store by kind.
+// files lists the names of a store's files by kind.
 type files struct {
-	dir                 string
-	manifest            bool
-	registry            bool
-	tables, logs, value []string // names
+	dir    string
+	byKind map[string][]string
 }
 
-func storeFiles(dir string) (f files, err error) {
+func storeFiles(dir string) (files, error) {
+	f := files{dir: dir, byKind: map[string][]string{}}
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return f, err
-	}
-	f.dir = dir
 	for _, e := range entries {
-		switch name := e.Name(); {
-		case name == badger.ManifestFilename:
-			f.manifest = true
-		case name == keyRegistry:
-			f.registry = true
-		case strings.HasSuffix(name, tableSuffix):
-			f.tables = append(f.tables, name)
-		case strings.HasSuffix(name, logSuffix):
-			f.logs = append(f.logs, name)
-		case strings.HasSuffix(name, valueSuffix):
-			f.value = append(f.value, name)
+		for _, kind := range []string{badger.ManifestFilename, keyRegistry, tableSuffix, logSuffix, valueSuffix} {
+			if strings.HasSuffix(e.Name(), kind) {
+				f.byKind[kind] = append(f.byKind[kind], e.Name())
+			}
 		}
 	}
-	return f, nil
+	return f, err
 }
 
 // empty reports whether there is no store. Badger creates the manifest first.
-func (f files) empty() bool {
-	return !f.manifest && !f.registry && len(f.tables)+len(f.logs)+len(f.value) == 0
+func (f files) empty() bool { return len(f.byKind) == 0 }
+
+// damaged describes damage to the file with that name.
+func (f files) damaged(name, lost, problem string, args ...any) *DamageError {
+	return damaged(f.dir, filepath.Join(f.dir, name), lost, problem, args...)
 }
 
 func (f files) verify() error {
@@ -123,7 +114,7 @@ func (f files) verify() error {
 		}
 		newest = max(newest, version)
 	}
-	for _, name := range f.logs {
+	for _, name := range f.byKind[logSuffix] {
 		version, err := f.verifyLog(name)
 		if err != nil {
 			return err
@@ -144,12 +135,11 @@ func (f files) verify() error {
 // readManifest returns the list of tables. torn reports whether its last entry is
 // incomplete, as after a loss of power.
 func (f files) readManifest() (m badger.Manifest, torn bool, err error) {
-	path := filepath.Join(f.dir, badger.ManifestFilename)
 	const lost = "the list of the store's tables, without which none of them can be used"
-	if !f.manifest {
-		return m, false, damaged(f.dir, path, lost, "is missing")
+	if len(f.byKind[badger.ManifestFilename]) == 0 {
+		return m, false, f.damaged(badger.ManifestFilename, lost, "is missing")
 	}
-	file, err := os.Open(path)
+	file, err := os.Open(filepath.Join(f.dir, badger.ManifestFilename))
 	if err != nil {
 		return m, false, err
 	}
@@ -164,7 +154,7 @@ func (f files) readManifest() (m badger.Manifest, torn bool, err error) {
 		return err
 	})
 	if err != nil {
-		return m, false, damaged(f.dir, path, lost, "cannot be read (%v)", err)
+		return m, false, f.damaged(badger.ManifestFilename, lost, "cannot be read (%v)", err)
 	}
 	return m, end < info.Size(), nil
 }
@@ -174,14 +164,14 @@ func (f files) verifyTable(name string) (version uint64, err error) {
 	path := filepath.Join(f.dir, name)
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, damaged(f.dir, path, "records, documents and events", "is missing, although the manifest names it")
+		return 0, f.damaged(name, "records, documents and events", "is missing, although the manifest names it")
 	}
 	if err != nil {
 		return 0, err
 	}
 	lost := fmt.Sprintf("records, documents and events, some of %d KiB", (info.Size()+1023)>>10)
 	if err := checkFooter(path, info.Size()); err != nil {
-		return 0, damaged(f.dir, path, lost, "%v", err)
+		return 0, f.damaged(name, lost, "%v", err)
 	}
 	err = noPanic(func() error {
 		file, err := z.OpenMmapFile(path, os.O_RDONLY, 0)
@@ -196,7 +186,7 @@ func (f files) verifyTable(name string) (version uint64, err error) {
 		return t.Close(-1)
 	})
 	if err != nil {
-		return 0, damaged(f.dir, path, lost, "has a wrong checksum (%s)", firstLine(err))
+		return 0, f.damaged(name, lost, "has a wrong checksum (%s)", firstLine(err))
 	}
 	return version, nil
 }
@@ -242,7 +232,7 @@ func checkFooter(path string, size int64) error {
 // verifyOrphans checks the tables that a torn manifest does not list. A killed node leaves
 // such tables, but their contents exist in other files as well. Badger removes them.
 func (f files) verifyOrphans(m badger.Manifest, newest uint64) error {
-	for _, name := range f.tables {
+	for _, name := range f.byKind[tableSuffix] {
 		id, ok := table.ParseFileID(name)
 		if _, listed := m.Tables[id]; listed || !ok {
 			continue
@@ -252,8 +242,7 @@ func (f files) verifyOrphans(m badger.Manifest, newest uint64) error {
 			continue // half-written
 		}
 		if version > newest {
-			return damaged(f.dir, filepath.Join(f.dir, badger.ManifestFilename), "the newest records, documents and events, which are in "+name,
-				"is truncated")
+			return f.damaged(badger.ManifestFilename, "the newest records, documents and events, which are in "+name, "is truncated")
 		}
 	}
 	return nil
@@ -273,10 +262,10 @@ func (f files) verifyLog(name string) (newest uint64, err error) {
 		return 0, nil // just created or about to be removed
 	}
 	if len(data) < logHeader {
-		return 0, damaged(f.dir, path, lost, "is truncated to %d bytes", len(data))
+		return 0, f.damaged(name, lost, "is truncated to %d bytes", len(data))
 	}
 	if binary.BigEndian.Uint64(data) != 0 { // the store encrypts nothing
-		return 0, damaged(f.dir, path, lost, "begins with a header that no node wrote")
+		return 0, f.damaged(name, lost, "begins with a header that no node wrote")
 	}
 	at := logHeader
 	for {
@@ -290,11 +279,11 @@ func (f files) verifyLog(name string) (newest uint64, err error) {
 	last := len(bytes.TrimRight(data, "\x00"))
 	for next := at + 1; next < last; next++ {
 		if n, _ := logEntry(data[next:]); n > 0 {
-			return 0, damaged(f.dir, path, lost, "has a wrong checksum or a gap at byte %d, and entries after it", at)
+			return 0, f.damaged(name, lost, "has a wrong checksum or a gap at byte %d, and entries after it", at)
 		}
 	}
 	if wasComplete(data, at) {
-		return 0, damaged(f.dir, path, lost, "has a wrong checksum at byte %d, in its last entry, which was written to its end", at)
+		return 0, f.damaged(name, lost, "has a wrong checksum at byte %d, in its last entry, which was written to its end", at)
 	}
 	return newest, nil
 }
@@ -399,7 +388,7 @@ func ourKey(key []byte) bool {
 
 // verifyRegistry checks the list of encryption keys, which is empty.
 func (f files) verifyRegistry() error {
-	if !f.registry {
+	if len(f.byKind[keyRegistry]) == 0 {
 		return nil // Badger creates another
 	}
 	path := filepath.Join(f.dir, keyRegistry)
@@ -415,7 +404,7 @@ func (f files) verifyRegistry() error {
 
 // verifyValueLogs checks that the value logs are empty: all values are in tables.
 func (f files) verifyValueLogs() error {
-	for _, name := range f.value {
+	for _, name := range f.byKind[valueSuffix] {
 		path := filepath.Join(f.dir, name)
 		data, err := os.ReadFile(path)
 		if err != nil {
