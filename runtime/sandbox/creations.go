@@ -15,10 +15,11 @@ type creations struct{ dir string }
 
 // add notes a creation before anything is made.
 func (c creations) add(id ID) error {
-	if err := os.MkdirAll(c.dir, 0o700); err != nil {
-		return fmt.Errorf("note the creation: %w", err)
+	err := os.MkdirAll(c.dir, 0o700)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(c.dir, string(id)), nil, 0o600)
 	}
-	if err := os.WriteFile(filepath.Join(c.dir, string(id)), nil, 0o600); err != nil {
+	if err != nil {
 		return fmt.Errorf("note the creation: %w", err)
 	}
 	return nil

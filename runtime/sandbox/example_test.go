@@ -7,6 +7,9 @@ import (
 	"io"
 	"log"
 	"net"
+	"os"
+	"slices"
+	"testing"
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/guesttest"
@@ -16,7 +19,7 @@ import (
 
 // Create makes a sandbox once: another call with the same owner and name returns it.
 func ExampleManager_Create() {
-	node, stop := sandboxtest.Start()
+	node, stop := start()
 	defer stop()
 	ctx := context.Background()
 
@@ -34,7 +37,7 @@ func ExampleManager_Create() {
 
 // Acquire wakes a sleeping sandbox. The Lease keeps it awake until Release.
 func ExampleManager_Acquire() {
-	node, stop := sandboxtest.Start()
+	node, stop := start()
 	defer stop()
 	ctx := context.Background()
 	sb, _, err := node.Manager.Create(ctx, sandbox.CreateRequest{Owner: "alice", Name: "app"})
@@ -65,7 +68,7 @@ func ExampleManager_Acquire() {
 // Dial connects to a TCP port on the sandbox's loopback. Here the sandbox runs in the
 // example's process, and so does the server in it.
 func ExampleLease_Dial() {
-	node, stop := sandboxtest.Start()
+	node, stop := start()
 	defer stop()
 	ctx := context.Background()
 	server, err := net.Listen("tcp", "127.0.0.1:0")
@@ -102,4 +105,42 @@ func ExampleLease_Dial() {
 	}
 	fmt.Println(string(text))
 	// Output: hello from the sandbox
+}
+
+// start is sandboxtest.Open for Example functions, which have no testing.TB. It panics where a test
+// would fail; stop releases everything.
+func start() (n *sandboxtest.Node, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	e := &example{ctx: ctx}
+	return sandboxtest.Open(e, nil), func() {
+		cancel()
+		for _, f := range slices.Backward(e.cleanups) {
+			f()
+		}
+	}
+}
+
+// example has the methods of a testing.TB that package sandboxtest calls.
+type example struct {
+	testing.TB
+	ctx      context.Context
+	cleanups []func()
+}
+
+func (e *example) Helper()                           {}
+func (e *example) Context() context.Context          { return e.ctx }
+func (e *example) Output() io.Writer                 { return io.Discard }
+func (e *example) Cleanup(f func())                  { e.cleanups = append(e.cleanups, f) }
+func (e *example) Error(args ...any)                 { panic(fmt.Sprint(args...)) }
+func (e *example) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (e *example) Fatal(args ...any)                 { panic(fmt.Sprint(args...)) }
+func (e *example) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+
+func (e *example) TempDir() string {
+	dir, err := os.MkdirTemp("", "doze")
+	if err != nil {
+		panic(err)
+	}
+	e.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }

@@ -106,14 +106,15 @@ func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 		return b.expire(ctx)
 	}
 	if b.cutOff.Load() {
-		if err := b.reattach(ctx); err != nil {
+		if err := b.lockedIf(ctx, b.cutOff.Load, func() { b.noteAttached(b.attach(ctx)) }); err != nil {
 			return err
 		}
 	}
 	switch state {
 	case StateRunning:
 		if b.trustsOthers() {
-			if err := b.renewTrust(ctx); err != nil {
+			runs := func() bool { return b.state() == StateRunning }
+			if err := b.lockedIf(ctx, runs, func() { b.trustUplink(ctx) }); err != nil {
 				return err
 			}
 		}
@@ -124,7 +125,8 @@ func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 	case StateAsleep:
 		return b.stop(ctx, modeIdle, ReasonStopAfter)
 	case StateStopped:
-		return b.endLeftover(ctx)
+		left := func() bool { return b.state() == StateStopped && b.leftover.Load() }
+		return b.lockedIf(ctx, left, func() { b.kill(ctx, 0) })
 	}
 	return nil
 }

@@ -124,10 +124,7 @@ func (b *liveSandbox) release() {
 // touch counts as use of the sandbox.
 func (b *liveSandbox) touch() { b.lastActive.Store(time.Now().UnixNano()) }
 
-// closeIdle closes the sandbox to new leases if none is held. Needs the transition lock.
-func (b *liveSandbox) closeIdle() bool { return b.use.CompareAndSwap(0, -closedBias) }
-
-// closeNow closes it although leases may be held; their holders' calls fail or
+// closeNow closes the sandbox to new leases although leases may be held; their holders' calls fail or
 // hang until it is woken. Needs the transition lock.
 func (b *liveSandbox) closeNow() {
 	if b.use.Load() >= 0 {
@@ -165,6 +162,18 @@ func (b *liveSandbox) lockUsable(ctx context.Context) error {
 	if b.isGone() {
 		b.unlockTransition()
 		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
+	}
+	return nil
+}
+
+// lockedIf calls f with the transition lock of a sandbox for which holds is still true.
+func (b *liveSandbox) lockedIf(ctx context.Context, holds func() bool, f func()) error {
+	if err := b.lockUsable(ctx); err != nil {
+		return err
+	}
+	defer b.unlockTransition()
+	if holds() {
+		f()
 	}
 	return nil
 }

@@ -31,6 +31,18 @@ func (m *Manager) live(id ID) (*liveSandbox, error) {
 	return b, nil
 }
 
+// on calls f with a sandbox, and returns the sandbox as f has left it.
+func (m *Manager) on(id ID, f func(*liveSandbox) error) (Sandbox, error) {
+	b, err := m.live(id)
+	if err == nil {
+		err = f(b)
+	}
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return b.sandbox(), nil
+}
+
 type nameKey struct{ owner, name string }
 
 func (m *Manager) addLocked(b *liveSandbox) {

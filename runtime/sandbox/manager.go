@@ -147,7 +147,6 @@ func (m *Manager) Close(ctx context.Context) error {
 	if started { // else Start may still wait for unresponsive ones
 		m.sleepAll(ctx, sandboxes)
 	}
-	m.retries.close()
 	m.cancel(ErrClosed)
 	for _, b := range sandboxes {
 		b.unwatch()

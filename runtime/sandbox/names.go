@@ -61,11 +61,7 @@ func clip(s string) string {
 	if len(s) <= most {
 		return s
 	}
-	cut := most
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + "…"
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
 func validateName(name string) error {

@@ -7,36 +7,21 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
-
-	"github.com/doze-run/doze/runtime/guest"
 )
 
-// origin has the settings from which a sandbox without a record is rebuilt. The label of
-// its container has them as of its creation, because Podman cannot change the labels of an
-// existing container; origins has them as of the last change.
-type origin struct {
-	Name       string              `json:"name"`
-	Owner      string              `json:"owner"`
-	Image      string              `json:"image"`
-	ImageRef   string              `json:"image_ref"`
-	Size       string              `json:"size"`
-	Env        map[string]string   `json:"env,omitempty"`
-	Labels     map[string]string   `json:"labels,omitempty"`
-	SleepAfter Duration            `json:"sleep_after"`
-	StopAfter  Duration            `json:"stop_after"`
-	TTL        Duration            `json:"ttl,omitzero"`
-	CreatedAt  time.Time           `json:"created_at"`
-	Ports      []Port              `json:"ports,omitempty"`
-	Declared   []guest.ProcessSpec `json:"declared,omitempty"`
+// settings returns the fields from which a sandbox without a record is rebuilt: its origin.
+// The label of its container has them as of its creation, because Podman cannot change the
+// labels of an existing container; origins has them as of the last change.
+func (sb *Sandbox) settings() Sandbox {
+	return Sandbox{
+		Name: sb.Name, Owner: sb.Owner, Image: sb.Image, ImageRef: sb.ImageRef, Size: sb.Size, Env: sb.Env, Labels: sb.Labels,
+		SleepAfter: sb.SleepAfter, StopAfter: sb.StopAfter, TTL: sb.TTL, CreatedAt: sb.CreatedAt, Ports: sb.Ports, Declared: sb.Declared,
+	}
 }
 
 // originOf encodes the origin of a sandbox.
 func originOf(sb Sandbox) string {
-	b, err := json.Marshal(origin{
-		Name: sb.Name, Owner: sb.Owner, Image: sb.Image, ImageRef: sb.ImageRef, Size: sb.Size, Env: sb.Env, Labels: sb.Labels,
-		SleepAfter: sb.SleepAfter, StopAfter: sb.StopAfter, TTL: sb.TTL, CreatedAt: sb.CreatedAt, Ports: sb.Ports, Declared: sb.Declared,
-	})
+	b, err := json.Marshal(sb.settings())
 	if err != nil {
 		return "" // strings, maps and times always encode
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/doze-run/doze/runtime/guest"
@@ -37,7 +38,7 @@ type Quarantined struct {
 // quarantined is an entry of the quarantine in memory.
 type quarantined struct {
 	id        ID
-	origin    origin // zero when unknown
+	origin    Sandbox // its settings; zero when unknown
 	imageRef  string
 	createdAt time.Time
 	lock      *semaphore.Weighted // held during a stop, an adoption or a removal
@@ -64,7 +65,7 @@ func (m *Manager) quarantineUnknown(sandboxes map[ID]*liveSandbox, containers []
 			m.log.Warn("failed to read a sandbox's last settings, using its first ones", "sandbox", c.ID, "error", err)
 		}
 		if err := json.Unmarshal([]byte(noted), &q.origin); err != nil {
-			q.origin = origin{}
+			q.origin = Sandbox{}
 		}
 		found[c.ID] = q
 	}
@@ -121,22 +122,20 @@ func (m *Manager) listQuarantined() []Quarantined {
 // stopAllQuarantined begins, at start, to end the containers in quarantine, recoverers at
 // the same time. No sandbox waits for them.
 func (m *Manager) stopAllQuarantined() {
-	slots := semaphore.NewWeighted(recoverers)
-	for _, q := range m.inQuarantine() {
-		if !q.running {
-			continue
+	m.spawn(func(ctx context.Context) {
+		var stops errgroup.Group
+		stops.SetLimit(recoverers)
+		for _, q := range m.inQuarantine() {
+			stops.Go(func() error {
+				stop := func(ctx context.Context) error { return m.stopQuarantined(ctx, q) }
+				if err := stop(ctx); err != nil {
+					m.retry(OperationStop, q.id, err, stop)
+				}
+				return nil
+			})
 		}
-		m.spawn(func(ctx context.Context) {
-			if slots.Acquire(ctx, 1) != nil {
-				return
-			}
-			defer slots.Release(1)
-			stop := func(ctx context.Context) error { return m.stopQuarantined(ctx, q) }
-			if err := stop(ctx); err != nil {
-				m.retry(OperationStop, q.id, err, stop)
-			}
-		})
-	}
+		_ = stops.Wait()
+	})
 }
 
 // stopQuarantined ends a container in quarantine and keeps its disk.
@@ -270,25 +269,22 @@ func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
 	}
 	cfg := m.config()
 	now := time.Now().UTC()
-	o := q.origin
-	known := o.Name != ""
-	sb := Sandbox{
-		ID: q.id, Owner: owner, Name: cmp.Or(name, o.Name), Image: cmp.Or(o.Image, q.imageRef), ImageRef: cmp.Or(o.ImageRef, q.imageRef),
-		Size: o.Size, Env: o.Env, Labels: o.Labels, SleepAfter: o.SleepAfter, StopAfter: o.StopAfter, CreatedAt: o.CreatedAt,
-		Ports: o.Ports, Declared: o.Declared, Processes: declaredProcesses(o.Declared),
-		State: StateStopped, StateReason: ReasonAdopted, StateSince: now, LastActiveAt: now,
-		StartedAt: now, // some time before: its container exists
+	sb := q.origin.settings()
+	if sb.Name == "" { // nothing is known of it
+		sb.SleepAfter, sb.StopAfter, sb.CreatedAt = Duration(cfg.SleepAfter), Duration(cfg.StopAfter), q.createdAt
 	}
+	sb.ID, sb.Owner, sb.Name = q.id, owner, cmp.Or(name, sb.Name)
+	sb.Image, sb.ImageRef = cmp.Or(sb.Image, q.imageRef), cmp.Or(sb.ImageRef, q.imageRef)
+	sb.Processes = declaredProcesses(sb.Declared)
+	sb.State, sb.StateReason, sb.StateSince, sb.LastActiveAt = StateStopped, ReasonAdopted, now, now
+	sb.StartedAt = now // some time before: its container exists
 	if sb.Name == "" {
 		return Sandbox{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("the container of %s has no name in its label", q.id), Want: "choose one"}
 	}
 	if _, ok := cfg.Sizes[sb.Size]; !ok {
 		sb.Size = cfg.DefaultSize
 	}
-	if !known {
-		sb.SleepAfter, sb.StopAfter, sb.CreatedAt = Duration(cfg.SleepAfter), Duration(cfg.StopAfter), q.createdAt
-	}
-	sb.setTTL(o.TTL, now)
+	sb.setTTL(sb.TTL, now)
 	return sb, sb.validate()
 }
 

@@ -3,10 +3,9 @@ package sandbox
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -105,31 +104,22 @@ func (b *liveSandbox) toRemove() bool {
 // recover makes sandboxes and containers agree, each in a goroutine of the Manager with the
 // transition lock. It returns when all are done or recoverWait has passed.
 func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, byID map[ID]Container) error {
-	var all sync.WaitGroup
-	slots := semaphore.NewWeighted(recoverers)
-	begin := func(f func(context.Context)) {
-		all.Add(1)
-		if !m.spawn(func(ctx context.Context) {
-			defer all.Done()
-			if slots.Acquire(ctx, 1) == nil { // otherwise f sees the end of ctx
-				defer slots.Release(1)
-			}
-			f(ctx)
-		}) {
-			all.Done()
-		}
-	}
-	var destroyed []*liveSandbox
+	var adoptions, destructions []func(context.Context)
 	for id, b := range sandboxes {
 		c, exists := byID[id]
 		switch {
 		case b.toRemove():
-			destroyed = append(destroyed, b)
+			if b.state() == StateStarting {
+				b.setState(StateDestroyed, ReasonCreateFailed)
+			}
+			destructions = append(destructions, func(ctx context.Context) {
+				_ = b.destroy(ctx, b.view.Load().StateReason) // and again, if it fails
+			})
 		case !exists || c.State == ContainerExited || c.State == ContainerCreated:
 			b.foundStopped(exists)
 		default:
 			b.transition.TryAcquire(1) // only Start knows b yet
-			begin(func(ctx context.Context) {
+			adoptions = append(adoptions, func(ctx context.Context) {
 				defer b.unlockTransition()
 				if err := b.adopt(ctx, c); err != nil && ctx.Err() == nil {
 					b.stopUnusable(ctx, err)
@@ -137,17 +127,19 @@ func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, by
 			})
 		}
 	}
-	for _, b := range destroyed {
-		if b.state() == StateStarting {
-			b.setState(StateDestroyed, ReasonCreateFailed)
+	done := make(chan struct{})
+	if !m.spawn(func(ctx context.Context) {
+		defer close(done)
+		var all errgroup.Group
+		all.SetLimit(recoverers)
+		for _, do := range append(adoptions, destructions...) {
+			all.Go(func() error { do(ctx); return nil })
 		}
-		begin(func(ctx context.Context) {
-			_ = b.destroy(ctx, b.view.Load().StateReason) // and again, if it fails
-		})
+		_ = all.Wait()
+	}) {
+		return ErrClosed
 	}
 	m.stopAllQuarantined()
-	done := make(chan struct{})
-	go func() { all.Wait(); close(done) }() // ends with the Manager's goroutines
 	timeout := time.NewTimer(recoverWait)
 	defer timeout.Stop()
 	select {

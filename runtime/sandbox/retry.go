@@ -46,14 +46,13 @@ type pendingKey struct {
 // retries are the pending operations of a Manager.
 type retries struct {
 	mu      sync.Mutex
-	closed  bool
 	pending map[pendingKey]*pendingRetry
 }
 
 type pendingRetry struct {
 	PendingOperation
-	do    func(context.Context) error
-	timer *time.Timer
+	do      func(context.Context) error
+	waiting bool // for the next attempt
 }
 
 // retry calls do again, with increasing pauses, until it returns nil or the Manager closes.
@@ -67,9 +66,6 @@ func (m *Manager) retry(operation Operation, id ID, err error, do func(context.C
 	r := &m.retries
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return
-	}
 	p := r.pending[key]
 	if p == nil {
 		p = &pendingRetry{PendingOperation: PendingOperation{Operation: operation, ID: id, Since: time.Now().UTC()}, do: do}
@@ -77,12 +73,13 @@ func (m *Manager) retry(operation Operation, id ID, err error, do func(context.C
 	}
 	p.Attempts++
 	p.Error = cutText(err.Error(), maxErrorText)
-	if p.timer != nil {
+	if p.waiting {
 		return
 	}
 	wait := min(retryMin<<min(p.Attempts-1, 10), retryMax)
 	p.NextAt = time.Now().Add(wait).UTC()
-	p.timer = time.AfterFunc(wait, func() { m.spawn(func(ctx context.Context) { m.attempt(ctx, key) }) })
+	p.waiting = true
+	time.AfterFunc(wait, func() { m.spawn(func(ctx context.Context) { m.attempt(ctx, key) }) })
 	m.log.Warn("failed to finish an operation, trying again", "operation", operation, "sandbox", id, "attempts", p.Attempts, "retry_in", wait, "error", err)
 }
 
@@ -92,7 +89,7 @@ func (m *Manager) attempt(ctx context.Context, key pendingKey) {
 	r.mu.Lock()
 	p := r.pending[key]
 	if p != nil {
-		p.timer = nil
+		p.waiting = false
 	}
 	r.mu.Unlock()
 	if p == nil {
@@ -108,28 +105,9 @@ func (m *Manager) attempt(ctx context.Context, key pendingKey) {
 
 // done ends what retry began.
 func (m *Manager) done(operation Operation, id ID) {
-	r := &m.retries
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	key := pendingKey{operation, id}
-	if p := r.pending[key]; p != nil {
-		if p.timer != nil {
-			p.timer.Stop()
-		}
-		delete(r.pending, key)
-	}
-}
-
-// close ends all attempts.
-func (r *retries) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
-	for _, p := range r.pending {
-		if p.timer != nil {
-			p.timer.Stop()
-		}
-	}
+	m.retries.mu.Lock()
+	defer m.retries.mu.Unlock()
+	delete(m.retries.pending, pendingKey{operation, id})
 }
 
 // list returns the pending operations, oldest first.

@@ -38,14 +38,7 @@ func (m *Manager) ForceSleep(ctx context.Context, id ID) (Sandbox, error) {
 }
 
 func (m *Manager) sleep(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
-	b, err := m.live(id)
-	if err != nil {
-		return Sandbox{}, err
-	}
-	if err := b.sleep(ctx, how, reason); err != nil {
-		return Sandbox{}, err
-	}
-	return b.sandbox(), nil
+	return m.on(id, func(b *liveSandbox) error { return b.sleep(ctx, how, reason) })
 }
 
 const (
@@ -124,7 +117,7 @@ func (b *liveSandbox) close(how mode) error {
 		b.closeNow()
 		return nil
 	}
-	if !b.closeIdle() {
+	if !b.use.CompareAndSwap(0, -closedBias) {
 		return b.busy()
 	}
 	return nil
@@ -159,16 +152,10 @@ func (m *Manager) ForceStop(ctx context.Context, id ID) (Sandbox, error) {
 }
 
 func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
-	b, err := m.live(id)
-	if err != nil {
-		return Sandbox{}, err
-	}
-	// The end of the caller's context does not interrupt a stop halfway.
-	err = m.do(ctx, func(ctx context.Context) error { return b.stop(ctx, how, reason) })
-	if err != nil {
-		return Sandbox{}, err
-	}
-	return b.sandbox(), nil
+	return m.on(id, func(b *liveSandbox) error {
+		// The end of the caller's context does not interrupt a stop halfway.
+		return m.do(ctx, func(ctx context.Context) error { return b.stop(ctx, how, reason) })
+	})
 }
 
 // stopSlack is how long the engine may take to stop a container beyond the grace.
@@ -283,32 +270,15 @@ func (b *liveSandbox) kill(ctx context.Context, grace time.Duration) {
 	b.arm()
 }
 
-// endLeftover is kill for a sandbox that may have been woken meanwhile.
-func (b *liveSandbox) endLeftover(ctx context.Context) error {
-	if err := b.lockUsable(ctx); err != nil {
-		return err
-	}
-	defer b.unlockTransition()
-	if b.state() == StateStopped && b.leftover.Load() {
-		b.kill(ctx, 0)
-	}
-	return nil
-}
-
 // Hold keeps the sandbox awake until d from now, at most MaxHold; 0 ends a
 // hold. A sandbox that sleeps is not woken by it.
 func (m *Manager) Hold(ctx context.Context, id ID, d time.Duration) (Sandbox, error) {
-	b, err := m.live(id)
-	if err != nil {
-		return Sandbox{}, err
-	}
-	if d < 0 || d > MaxHold {
-		return Sandbox{}, &InvalidError{Field: "for", Reason: fmt.Sprintf("%s is out of range", d), Want: fmt.Sprintf(`use "0s" to end a hold, or up to %s`, MaxHold)}
-	}
-	if err := b.hold(ctx, d); err != nil {
-		return Sandbox{}, err
-	}
-	return b.sandbox(), nil
+	return m.on(id, func(b *liveSandbox) error {
+		if d < 0 || d > MaxHold {
+			return &InvalidError{Field: "for", Reason: fmt.Sprintf("%s is out of range", d), Want: fmt.Sprintf(`use "0s" to end a hold, or up to %s`, MaxHold)}
+		}
+		return b.hold(ctx, d)
+	})
 }
 
 func (b *liveSandbox) hold(ctx context.Context, d time.Duration) error {

@@ -96,13 +96,13 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 // the view that readers get. Values handed out are copies; their maps and
 // slices are never changed afterwards.
 type Sandbox struct {
-	ID         ID                `json:"id"`
+	ID         ID                `json:"id,omitzero"`
 	Name       string            `json:"name"` // unique per owner
 	Owner      string            `json:"owner"`
 	Image      string            `json:"image"` // as requested, such as "base"
 	ImageRef   string            `json:"image_ref"`
 	Size       string            `json:"size"`
-	State      State             `json:"state"`
+	State      State             `json:"state,omitzero"`
 	Env        map[string]string `json:"env,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	SleepAfter Duration          `json:"sleep_after"` // 0: never by itself
@@ -113,9 +113,9 @@ type Sandbox struct {
 	ExpiresAt time.Time `json:"expires_at,omitzero"`
 	CreatedAt time.Time `json:"created_at"`
 	// LastActiveAt is the last use: a lease, traffic or CPU time.
-	LastActiveAt time.Time `json:"last_active_at"`
+	LastActiveAt time.Time `json:"last_active_at,omitzero"`
 	// StateSince is when State was entered. A wake leaves no StateReason.
-	StateSince  time.Time   `json:"state_since"`
+	StateSince  time.Time   `json:"state_since,omitzero"`
 	StateReason StateReason `json:"state_reason,omitempty"`
 	// Condition is a fault, such as the error of the last wake; zero if there is none. A
 	// successful change of state ends it.

@@ -20,26 +20,26 @@ type Patch struct {
 // Update changes a sandbox and returns it. It wakes nothing. Errors:
 // *InvalidError, *ConflictError when the name is taken, ErrDestroyed.
 func (m *Manager) Update(ctx context.Context, id ID, p Patch) (Sandbox, error) {
-	b, err := m.live(id)
-	if err != nil {
-		return Sandbox{}, err
-	}
+	return m.on(id, func(b *liveSandbox) error { return b.update(ctx, p) })
+}
+
+func (b *liveSandbox) update(ctx context.Context, p Patch) error {
 	b.updating.Lock()
 	defer b.updating.Unlock()
 	before := b.sandbox()
 	if before.State == StateDestroyed {
-		return Sandbox{}, fmt.Errorf("sandbox %s: %w", id, ErrDestroyed)
+		return fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
 	}
 	after := before
 	now := time.Now().UTC()
 	p.apply(&after, now)
 	if err := after.validate(); err != nil {
-		return Sandbox{}, err
+		return err
 	}
-	if err := m.rename(b, before, after.Name); err != nil {
-		return Sandbox{}, err
+	if err := b.m.rename(b, before, after.Name); err != nil {
+		return err
 	}
-	err = b.changeSaved(ctx,
+	err := b.changeSaved(ctx,
 		func(sb *Sandbox) { p.apply(sb, now) },
 		func(sb *Sandbox) {
 			sb.Name, sb.Labels = before.Name, before.Labels
@@ -47,15 +47,13 @@ func (m *Manager) Update(ctx context.Context, id ID, p Patch) (Sandbox, error) {
 			sb.TTL, sb.ExpiresAt = before.TTL, before.ExpiresAt
 		})
 	if err != nil {
-		m.unname(b, before, after.Name)
-		return Sandbox{}, err
+		b.m.unname(b, before, after.Name)
+		return err
 	}
-	if after.Name != before.Name {
-		m.unname(b, after, before.Name)
-	}
+	b.m.unname(b, after, before.Name)
 	b.emit(Event{Type: EventUpdated})
 	b.arm()
-	return b.sandbox(), nil
+	return nil
 }
 
 func (p Patch) apply(sb *Sandbox, now time.Time) {

@@ -52,18 +52,6 @@ func (b *liveSandbox) noteAttached(err error) {
 	}
 }
 
-// reattach is attach for a sandbox that is still cut off.
-func (b *liveSandbox) reattach(ctx context.Context) error {
-	if err := b.lockUsable(ctx); err != nil {
-		return err
-	}
-	defer b.unlockTransition()
-	if b.cutOff.Load() {
-		b.noteAttached(b.attach(ctx))
-	}
-	return nil
-}
-
 // noteTrust records the CAs that the guest has in this run.
 func (b *liveSandbox) noteTrust(digest string) {
 	b.mu.Lock()
@@ -106,16 +94,4 @@ func (b *liveSandbox) trustUplink(ctx context.Context) {
 		b.m.log.Warn("failed to install the node's CA in a sandbox", "sandbox", b.id, "error", err)
 		_ = b.failed(ConditionTrustFailed, fmt.Errorf("its programs may not trust the node's CA: %w", err))
 	}
-}
-
-// renewTrust is trustUplink for a running sandbox.
-func (b *liveSandbox) renewTrust(ctx context.Context) error {
-	if err := b.lockUsable(ctx); err != nil {
-		return err
-	}
-	defer b.unlockTransition()
-	if b.state() == StateRunning {
-		b.trustUplink(ctx)
-	}
-	return nil
 }
