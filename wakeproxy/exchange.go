@@ -65,13 +65,17 @@ func (h *Handler) newExchange(r *http.Request, id sandbox.ID, port sandbox.Port)
 	if isNavigation(r) {
 		limit = min(limit, h.opts.WaitingPageAfter)
 	}
+	body := r.Body
+	if r.Method == http.MethodConnect { // a WebSocket, whose stream the reverse proxy carries itself
+		body = http.NoBody
+	}
 	return &exchange{
 		proxy:       h.proxy,
 		id:          id,
 		port:        port,
 		reach:       reachOf(r, port.Wake),
 		names:       namesOf(r, h.opts.Trusted(r), port.Port),
-		body:        r.Body,
+		body:        body,
 		start:       now,
 		until:       now.Add(limit),
 		waitTimeout: h.opts.WaitTimeout,
