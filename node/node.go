@@ -156,50 +156,53 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	}
 	opened = append(opened, w.Close)
 	restored := w.watch(records, commits)
-	sandboxFreezer, err := openFreezer(cfg.Cgroup, engine, log)
-	if err != nil {
-		return nil, err
+	var sandboxFreezer sandbox.Freezer = podman.NewPauser(engine)
+	var cgroups *freezer.Freezer // nil without a subtree
+	var sandboxCgroup string     // as /proc/PID/cgroup names it
+	if cfg.Cgroup == "" {
+		log.Warn("no cgroup subtree was found: sandboxes sleep and wake slowly, and their limits are not enforced",
+			"remedy", "start the node with packaging/host/enter or packaging/doze.service")
+	} else {
+		if cgroups, err = freezer.Open(cfg.Cgroup); err != nil {
+			return nil, err
+		}
+		opened = append(opened, cgroups.Close)
+		sandboxFreezer = cgroups
+		sandboxCgroup = strings.TrimPrefix(cfg.Cgroup, freezer.MountPoint) + "/sandboxes"
 	}
-	if f, ok := sandboxFreezer.(*freezer.Freezer); ok {
-		opened = append(opened, f.Close)
-	}
-	network, err := netns.Open(netns.Config{Helper: cfg.NetnsHelper, Cgroup: sandboxCgroup(cfg.Cgroup), Log: log})
+	network, err := netns.Open(netns.Config{Helper: cfg.NetnsHelper, Cgroup: sandboxCgroup, Log: log})
 	if err != nil {
 		return nil, err
 	}
 	opened = append(opened, network.Close)
 	n, err := Assemble(ctx, cfg, Backends{
-		Engine: engine, Freezer: sandboxFreezer, Network: network, Store: records, Device: network.TUN,
-		Restored: restored, Creations: creationsDir(storage, records.NodeID()), Origins: originsDir(storage, records.NodeID()),
-		PublicRoots: publicRoots, Token: token, Log: log,
+		Deps: sandbox.Deps{
+			Engine: engine, Freezer: sandboxFreezer, Network: network, Store: records, PublicRoots: publicRoots, Restored: restored, Log: log,
+			Creations: filepath.Join(nodesDir(storage), records.NodeID()+".creating"),
+			Origins:   filepath.Join(nodesDir(storage), records.NodeID()+".origins"),
+		},
+		Documents: records, Device: network.TUN, Token: token,
 	})
 	if err != nil {
 		return nil, err
 	}
 	n.closers = append(opened, n.closers...)
-	n.removeStaleCgroups(sandboxFreezer)
+	if cgroups != nil {
+		n.removeStaleCgroups(cgroups)
+	}
 	return n, nil
 }
 
-// Backends are what a node uses. The caller closes them after the node. sandbox.Deps
-// and egress.Config document the fields without a comment.
+// Backends are what a node uses. The caller closes them after the node. egress.Config
+// documents the fields without a comment.
 type Backends struct {
-	Engine  sandbox.Engine
-	Freezer sandbox.Freezer
-	Network sandbox.Network
-	Store   interface {
-		sandbox.Store
-		document.Store
-	}
-	Device egress.DeviceFunc
+	sandbox.Deps
+	Documents document.Store
+	Device    egress.DeviceFunc
 	// Uplink replaces the node's egress in tests whose sandboxes have no network
 	// namespaces. Default: the node's egress.
-	Uplink             sandbox.Uplink
-	Restored           bool
-	Creations, Origins string
-	PublicRoots        func() ([]byte, error)
-	Token              string // of the API
-	Log                *slog.Logger
+	Uplink sandbox.Uplink
+	Token  string // of the API
 }
 
 // Assemble starts a node on backends and recovers the sandboxes of the last run.
@@ -217,16 +220,12 @@ func Assemble(ctx context.Context, cfg Config, b Backends) (_ *Node, err error) 
 			err = errors.Join(err, n.Close(ctx))
 		}
 	}()
-	n.Sandboxes, err = sandbox.New(cfg.Sandbox, sandbox.Deps{
-		Engine: b.Engine, Freezer: b.Freezer, Network: b.Network, Store: b.Store, PublicRoots: b.PublicRoots,
-		Creations: b.Creations, Origins: b.Origins, Restored: b.Restored, Log: b.Log,
-	})
-	if err != nil {
+	if n.Sandboxes, err = sandbox.New(cfg.Sandbox, b.Deps); err != nil {
 		return nil, err
 	}
 	n.Previews = wakeproxy.New(wakeproxy.Of(n.Sandboxes), b.Log)
 	n.Egress, err = egress.Open(ctx, egress.Config{
-		Folder: filepath.Join(cfg.Home, "egress"), Documents: b.Store, Device: b.Device, Sandboxes: egress.ManagedSandboxes(n.Sandboxes),
+		Folder: filepath.Join(cfg.Home, "egress"), Documents: b.Documents, Device: b.Device, Sandboxes: egress.ManagedSandboxes(n.Sandboxes),
 		Operator: Operator, Settings: cfg.Egress, Log: b.Log, PolicyCompiler: cfg.PolicyCompiler,
 	})
 	if err != nil {
@@ -243,38 +242,16 @@ func Assemble(ctx context.Context, cfg Config, b Backends) (_ *Node, err error) 
 	return n, nil
 }
 
-func openFreezer(cgroup string, engine *podman.Engine, log *slog.Logger) (sandbox.Freezer, error) {
-	if cgroup == "" {
-		log.Warn("no cgroup subtree was found: sandboxes sleep and wake slowly, and their limits are not enforced",
-			"remedy", "start the node with packaging/host/enter or packaging/doze.service")
-		return podman.NewPauser(engine), nil
-	}
-	return freezer.Open(cgroup)
-}
-
 // removeStaleCgroups removes the cgroups of sandboxes that no longer exist. They cost only
 // a little of the kernel's memory, so a failure does not prevent the node from starting.
-func (n *Node) removeStaleCgroups(sandboxFreezer sandbox.Freezer) {
-	f, ok := sandboxFreezer.(*freezer.Freezer)
-	if !ok {
-		return
-	}
-	removed, err := f.RemoveStale(n.Sandboxes.Knows)
+func (n *Node) removeStaleCgroups(cgroups *freezer.Freezer) {
+	removed, err := cgroups.RemoveStale(n.Sandboxes.Knows)
 	if err != nil {
 		n.log.Warn("failed to remove empty cgroups of sandboxes that are gone", "error", err)
 	}
 	if removed > 0 {
 		n.log.Info("removed empty cgroups of sandboxes that are gone", "count", removed)
 	}
-}
-
-// sandboxCgroup returns the sandboxes' cgroup as /proc/PID/cgroup names it, or "" without
-// a subtree.
-func sandboxCgroup(cgroup string) string {
-	if cgroup == "" {
-		return ""
-	}
-	return strings.TrimPrefix(cgroup, freezer.MountPoint) + "/sandboxes"
 }
 
 // API returns the HTTP API of the node. All APIs of a node count into its metrics.

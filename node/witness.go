@@ -29,16 +29,6 @@ type witness struct {
 // nodesDir is the folder of all nodes' files inside the folder of Podman's containers.
 func nodesDir(containers string) string { return filepath.Join(containers, "doze") }
 
-// creationsDir is the folder in which a node records the creations in progress.
-func creationsDir(containers, nodeID string) string {
-	return filepath.Join(nodesDir(containers), nodeID+".creating")
-}
-
-// originsDir is the folder in which a node records the settings of its sandboxes.
-func originsDir(containers, nodeID string) string {
-	return filepath.Join(nodesDir(containers), nodeID+".origins")
-}
-
 // countLen is the length of the count in the file: the decimal digits of a uint64.
 const countLen = 20
 

@@ -24,10 +24,8 @@ func Open(t testing.TB, cfg node.Config, backends *sandboxtest.Node, log *slog.L
 		t.Fatal(err)
 	}
 	deps := backends.Deps(t)
-	n, err := node.Assemble(t.Context(), cfg, node.Backends{
-		Engine: deps.Engine, Freezer: deps.Freezer, Network: deps.Network, Store: backends.Store, Uplink: backends.Uplink,
-		Restored: deps.Restored, Creations: deps.Creations, Origins: deps.Origins, PublicRoots: deps.PublicRoots, Token: Token, Log: log,
-	})
+	deps.Log = log
+	n, err := node.Assemble(t.Context(), cfg, node.Backends{Deps: deps, Documents: backends.Store, Uplink: backends.Uplink, Token: Token})
 	if err != nil {
 		t.Fatal(err)
 	}
