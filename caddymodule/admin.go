@@ -35,10 +35,7 @@ type Admin struct{}
 
 // CaddyModule returns the Caddy module information.
 func (Admin) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{
-		ID:  "admin.api.doze",
-		New: func() caddy.Module { return new(Admin) },
-	}
+	return caddy.ModuleInfo{ID: "admin.api.doze", New: func() caddy.Module { return new(Admin) }}
 }
 
 // Routes implements caddy.AdminRouter.
@@ -78,16 +75,22 @@ func handleAdapt(w http.ResponseWriter, r *http.Request) error {
 		return badRequest(fmt.Errorf("invalid Content-Type: %w", err))
 	}
 	_, name, _ := strings.Cut(mediaType, "/")
-	adapter := caddyconfig.GetAdapter(name)
-	if adapter == nil {
-		return badRequest(fmt.Errorf("unrecognized config adapter %q", name))
-	}
-	result, warnings, err := adapter.Adapt(body, map[string]any{"filename": r.URL.Query().Get("filename")})
+	result, warnings, err := Adapt(name, r.URL.Query().Get("filename"), body)
 	if err != nil {
 		return badRequest(err)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	return json.NewEncoder(w).Encode(map[string]any{"result": json.RawMessage(result), "warnings": warnings})
+}
+
+// Adapt converts a configuration to JSON with one of Caddy's adapters. Files that the
+// configuration imports are relative to filename.
+func Adapt(adapter, filename string, config []byte) ([]byte, []caddyconfig.Warning, error) {
+	a := caddyconfig.GetAdapter(adapter)
+	if a == nil {
+		return nil, nil, fmt.Errorf("unrecognized config adapter %q", adapter)
+	}
+	return a.Adapt(config, map[string]any{"filename": filename})
 }
 
 func handleCheck(w http.ResponseWriter, r *http.Request) error {

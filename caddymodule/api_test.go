@@ -161,8 +161,9 @@ func grep(text, part string) string {
 
 func TestTheNodeLogsToTheNewestConfiguration(t *testing.T) {
 	var first, second strings.Builder
-	target := newLogTarget(slog.NewTextHandler(&first, nil))
-	log := slog.New(target.handler()).With("sandbox", "a").WithGroup("g").With("b", 1)
+	target := new(logTarget)
+	target.set(slog.NewTextHandler(&first, nil))
+	log := slog.New(logHandler{target: target}).With("sandbox", "a").WithGroup("g").With("b", 1)
 	log.Info("one")
 	target.set(slog.NewTextHandler(&second, nil))
 	log.InfoContext(context.Background(), "two")

@@ -19,10 +19,7 @@ type API struct{ ownHandler }
 
 // CaddyModule returns the Caddy module information.
 func (API) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{
-		ID:  "http.handlers.doze_api",
-		New: func() caddy.Module { return new(API) },
-	}
+	return caddy.ModuleInfo{ID: "http.handlers.doze_api", New: func() caddy.Module { return new(API) }}
 }
 
 // ownHandler is a handler of the node's own requests.

@@ -152,10 +152,7 @@ const (
 
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{
-		ID:  "doze",
-		New: func() caddy.Module { return new(App) },
-	}
+	return caddy.ModuleInfo{ID: "doze", New: func() caddy.Module { return new(App) }}
 }
 
 // Provision sets defaults. If the node is open already, as in a reload, it is

@@ -66,11 +66,13 @@ func newSite(t *testing.T, options ...string) *site {
 // configuration takes the node over.
 func (s *site) start(options string) {
 	s.t.Helper()
-	target := newLogTarget(slog.DiscardHandler)
+	held := new(heldNode)
+	held.target.set(slog.DiscardHandler)
 	cfg := node.Config{Home: s.home, Sandbox: sandbox.DefaultConfig(), Egress: egress.DefaultSettings(), PolicyCompiler: policyCompiler}
 	cfg.Sandbox.Images.Names = map[string]string{"base": "localhost/doze/base:latest"}
-	s.node = nodetest.Open(s.t, cfg, s.Node, slog.New(target.handler()))
-	if _, _, err := nodes.LoadOrNew(s.home, func() (caddy.Destructor, error) { return &heldNode{Node: s.node, target: target}, nil }); err != nil {
+	s.node = nodetest.Open(s.t, cfg, s.Node, slog.New(logHandler{target: &held.target}))
+	held.Node = s.node
+	if _, _, err := nodes.LoadOrNew(s.home, func() (caddy.Destructor, error) { return held, nil }); err != nil {
 		s.t.Fatal(err)
 	}
 	s.mustLoad(options, "")

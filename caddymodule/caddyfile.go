@@ -3,7 +3,10 @@ package caddymodule
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -78,49 +81,33 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	if d.NextArg() {
 		return nil, d.ArgErr()
 	}
-	app := new(App)
-	o := options{Dispenser: d, seen: map[string]bool{}}
-	for d.NextBlock(0) {
-		if err := app.parseOption(o); err != nil {
-			return nil, err
-		}
-	}
-	return httpcaddyfile.App{Name: "doze", Value: caddyconfig.JSON(app, nil)}, nil
-}
-
-func (a *App) parseOption(o options) error {
-	switch name := o.Val(); name {
-	case "image":
-		return a.parseImage(o)
-	case "size":
-		return a.parseSize(o)
-	case "preview_port":
-		return o.port(&a.PreviewPort)
-	case "egress":
-		return a.parseEgress(o)
-	default:
-		return o.field("doze", map[string]any{
-			"data":                    &a.Data,
-			"token_file":              &a.TokenFile,
-			"podman_socket":           &a.PodmanSocket,
-			"guest":                   &a.Guest,
-			"netns_helper":            &a.NetnsHelper,
-			"cgroup":                  &a.Cgroup,
-			"allow_images":            &a.AllowImages,
-			"default_image":           &a.DefaultImage,
-			"default_size":            &a.DefaultSize,
-			"sleep_after":             &a.SleepAfter,
-			"stop_after":              &a.StopAfter,
-			"idle_cpu":                &a.IdleCPU,
-			"wake_timeout":            &a.WakeTimeout,
-			"create_timeout":          &a.CreateTimeout,
-			"stop_grace_period":       &a.StopGracePeriod,
-			"max_sandboxes":           &a.MaxSandboxes,
-			"max_waiters":             &a.MaxWaiters,
-			"max_waiters_per_sandbox": &a.MaxWaitersPerSandbox,
-			"preview_domain":          &a.PreviewDomain,
-		})
-	}
+	a := new(App)
+	err := readBlock(d, "doze", map[string]any{
+		"data":                    &a.Data,
+		"token_file":              &a.TokenFile,
+		"podman_socket":           &a.PodmanSocket,
+		"guest":                   &a.Guest,
+		"netns_helper":            &a.NetnsHelper,
+		"cgroup":                  &a.Cgroup,
+		"image":                   a.parseImage,
+		"allow_images":            &a.AllowImages,
+		"default_image":           &a.DefaultImage,
+		"size":                    a.parseSize,
+		"default_size":            &a.DefaultSize,
+		"sleep_after":             &a.SleepAfter,
+		"stop_after":              &a.StopAfter,
+		"idle_cpu":                &a.IdleCPU,
+		"wake_timeout":            &a.WakeTimeout,
+		"create_timeout":          &a.CreateTimeout,
+		"stop_grace_period":       &a.StopGracePeriod,
+		"max_sandboxes":           &a.MaxSandboxes,
+		"max_waiters":             &a.MaxWaiters,
+		"max_waiters_per_sandbox": &a.MaxWaitersPerSandbox,
+		"preview_domain":          &a.PreviewDomain,
+		"preview_port":            a.parsePreviewPort,
+		"egress":                  a.parseEgress,
+	})
+	return httpcaddyfile.App{Name: "doze", Value: caddyconfig.JSON(a, nil)}, err
 }
 
 func (a *App) parseImage(o options) error {
@@ -140,37 +127,26 @@ func (a *App) parseSize(o options) error {
 	if err := setOnce(o.Dispenser, &a.Sizes, fmt.Sprintf("size %q", name), name, size); err != nil {
 		return err
 	}
-	inner := options{Dispenser: o.Dispenser, seen: map[string]bool{}}
-	for nesting := o.Nesting(); o.NextBlock(nesting); {
-		if err := size.parseOption(inner); err != nil {
-			return err
-		}
-	}
-	return nil
+	return readBlock(o.Dispenser, "size", map[string]any{
+		"cpus":                &size.CPUs,
+		"memory":              &size.Memory,
+		"pids":                atLeast{&size.PIDs, 1},
+		"user_namespaces":     atLeast{&size.UserNamespaces, 0},
+		"inotify_instances":   atLeast{&size.InotifyInstances, 1},
+		"inotify_watches":     atLeast{&size.InotifyWatches, 1},
+		"pending_signals":     atLeast{&size.PendingSignals, 1},
+		"message_queue_bytes": &size.MessageQueueBytes,
+	})
 }
 
-func (s *Size) parseOption(o options) error {
-	switch name := o.Val(); name {
-	case "cpus":
-		return o.cores(&s.CPUs)
-	case "memory":
-		return o.bytes(&s.Memory)
-	case "pids":
-		return o.count64(&s.PIDs, 1)
-	case "user_namespaces":
-		return o.count64(&s.UserNamespaces, 0)
-	case "inotify_instances":
-		return o.count64(&s.InotifyInstances, 1)
-	case "inotify_watches":
-		return o.count64(&s.InotifyWatches, 1)
-	case "pending_signals":
-		return o.count64(&s.PendingSignals, 1)
-	case "message_queue_bytes":
-		return o.bytes(&s.MessageQueueBytes)
-	default:
-		return o.Errf("unrecognized subdirective '%s' of size; it has cpus, memory, pids, user_namespaces, "+
-			"inotify_instances, inotify_watches, pending_signals and message_queue_bytes", name)
+func (a *App) parsePreviewPort(o options) error {
+	if err := o.count(&a.PreviewPort); err != nil {
+		return err
 	}
+	if a.PreviewPort > 65535 {
+		return o.Errf("preview_port is %d; a port is 1 to 65535", a.PreviewPort)
+	}
+	return nil
 }
 
 // parseAPI sets up the API's handler. Syntax:
@@ -221,17 +197,7 @@ func withoutOptions(h httpcaddyfile.Helper) error {
 func parsePreview(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	h.Next() // consume directive name
 	p := &Preview{Domains: h.RemainingArgs()}
-	o := options{Dispenser: h.Dispenser, seen: map[string]bool{}}
-	for h.NextBlock(0) {
-		if err := p.parseOption(o); err != nil {
-			return nil, err
-		}
-	}
-	return p, nil
-}
-
-func (p *Preview) parseOption(o options) error {
-	return o.field("doze_preview", map[string]any{
+	return p, readBlock(h.Dispenser, "doze_preview", map[string]any{
 		"domain":                   &p.Domains,
 		"wait_timeout":             &p.WaitTimeout,
 		"waiting_page_after":       &p.WaitingPageAfter,
@@ -252,33 +218,80 @@ func (p *Permission) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// options reads options that have one value and stand at most once in a block.
+// options reads options of a block.
 type options struct {
 	*caddyfile.Dispenser
-	seen map[string]bool
+	seen map[string]bool // those with one value, which stand at most once
 }
 
-// field reads an option of a block into its field, whose type decides what it accepts.
-func (o options) field(block string, fields map[string]any) error {
+// atLeast is a field of a whole number that is not a number of bytes.
+type atLeast struct {
+	field *int64
+	least int64
+}
+
+// readBlock reads the options of a block. It has for each the field, whose type decides what
+// the option accepts, or a function that reads it.
+func readBlock(d *caddyfile.Dispenser, block string, fields map[string]any) error {
+	o := options{Dispenser: d, seen: map[string]bool{}}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if err := o.read(block, fields); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read reads one option of a block.
+func (o options) read(block string, fields map[string]any) error {
 	switch to := fields[o.Val()].(type) {
+	case func(options) error:
+		return to(o)
 	case *string:
 		return o.text(to)
 	case *[]string:
 		return o.list(to)
+	case *map[string]string:
+		return o.pair(to)
+	case *bool:
+		*to = true
+		return o.nothing()
 	case *int:
 		return o.count(to)
+	case atLeast:
+		return o.count64(to.field, to.least)
 	case *int64:
 		return o.bytes(to)
+	case *float64:
+		return o.cores(to)
+	case **float64:
+		*to = new(float64)
+		return o.cores(*to)
 	case *caddy.Duration:
 		return o.positiveDuration(to)
 	case **caddy.Duration:
 		*to = new(caddy.Duration)
 		return o.idleTime(*to)
-	case **float64:
-		*to = new(float64)
-		return o.cores(*to)
 	}
-	return o.Errf("unrecognized subdirective '%s' of %s", o.Val(), block)
+	known := strings.Join(slices.Sorted(maps.Keys(fields)), ", ")
+	return o.Errf("unrecognized subdirective '%s' of %s; it has %s", o.Val(), block, known)
+}
+
+func (o options) nothing() error {
+	if o.NextArg() {
+		return o.ArgErr()
+	}
+	return nil
+}
+
+// pair reads a name and a value into a map.
+func (o options) pair(to *map[string]string) error {
+	option := o.Val()
+	var name, value string
+	if !o.AllArgs(&name, &value) {
+		return o.ArgErr()
+	}
+	return setOnce(o.Dispenser, to, option+" "+name, name, value)
 }
 
 // setOnce adds an entry to a map. The error for a second one names it by its label.
@@ -377,17 +390,6 @@ func (o options) count64(to *int64, least int64) error {
 		n, err := strconv.ParseInt(text, 10, 32)
 		return n, err == nil && n >= least
 	})
-}
-
-func (o options) port(to *int) error {
-	name := o.Val()
-	if err := o.count(to); err != nil {
-		return err
-	}
-	if *to > 65535 {
-		return o.Errf("%s is %d; a port is 1 to 65535", name, *to)
-	}
-	return nil
 }
 
 func (o options) cores(to *float64) error {

@@ -63,26 +63,29 @@ func (a *App) parseEgress(o options) error {
 	}
 	e := new(Egress)
 	a.Egress = e
+	var rules []*caddyfile.Dispenser
+	fields := map[string]any{
+		"default": (*string)(&e.Default),
+		"rule": func(o options) error {
+			rules = append(rules, o.NewFromNextSegment())
+			return e.parseRule(rules[len(rules)-1])
+		},
+		"preset":                      e.parsePreset,
+		"resolve":                     e.parseResolve,
+		"resolvers":                   &e.Resolvers,
+		"upstream_ca":                 &e.UpstreamCAFiles,
+		"upstream_proxy":              &e.UpstreamProxy,
+		"ech":                         &e.ECH,
+		"max_connections":             &e.MaxConnections,
+		"max_connections_per_sandbox": &e.MaxConnectionsPerSandbox,
+		"policy_memory_limit":         &e.PolicyMemoryLimit,
+		"policy_time_limit":           &e.PolicyTimeLimit,
+	}
 	block := o.NewFromNextSegment()
 	block.Next() // egress
 	inner := options{Dispenser: block, seen: map[string]bool{}}
-	var rules []*caddyfile.Dispenser
 	for nesting := block.Nesting(); block.NextBlock(nesting); {
-		switch block.Val() {
-		case "preset":
-			if err := e.parsePreset(block.NewFromNextSegment()); err != nil {
-				return err
-			}
-			continue
-		case "rule":
-			segment := block.NewFromNextSegment()
-			rules = append(rules, segment)
-			if err := e.parseRule(segment); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := e.parseOption(inner); err != nil {
+		if err := inner.read("egress", fields); err != nil {
 			return err
 		}
 		// All options before were valid: a mistake is in this line.
@@ -113,7 +116,8 @@ func wrapAtStart(d *caddyfile.Dispenser, err error) error {
 	return d.WrapErr(err)
 }
 
-func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
+func (e *Egress) parsePreset(in options) error {
+	d := in.NewFromNextSegment()
 	d.Next() // preset
 	if !d.NextArg() {
 		return d.ArgErr()
@@ -123,43 +127,14 @@ func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
 		return err
 	}
 	p := Preset{Hosts: d.RemainingArgs()}
-	o := options{Dispenser: d, seen: map[string]bool{}}
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		switch d.Val() {
-		case "description":
-			if err := o.text(&p.Description); err != nil {
-				return err
-			}
-		case "hosts":
-			if err := o.list(&p.Hosts); err != nil {
-				return err
-			}
-		default:
-			return d.Errf("unrecognized subdirective '%s' of preset; it has description and hosts", d.Val())
-		}
+	if err := readBlock(d, "preset", map[string]any{"description": &p.Description, "hosts": &p.Hosts}); err != nil {
+		return err
 	}
 	e.Presets[name] = p
 	if _, err := rule.NewPresets([]preset.Preset{p.preset(name)}); err != nil {
 		return wrapAtStart(d, err)
 	}
 	return nil
-}
-
-func (e *Egress) parseOption(o options) error {
-	if o.Val() == "resolve" {
-		return e.parseResolve(o)
-	}
-	return o.field("egress", map[string]any{
-		"default":                     (*string)(&e.Default),
-		"resolvers":                   &e.Resolvers,
-		"upstream_ca":                 &e.UpstreamCAFiles,
-		"upstream_proxy":              &e.UpstreamProxy,
-		"ech":                         &e.ECH,
-		"max_connections":             &e.MaxConnections,
-		"max_connections_per_sandbox": &e.MaxConnectionsPerSandbox,
-		"policy_memory_limit":         &e.PolicyMemoryLimit,
-		"policy_time_limit":           &e.PolicyTimeLimit,
-	})
 }
 
 func (e *Egress) parseResolve(o options) error {
@@ -172,167 +147,97 @@ func (e *Egress) parseResolve(o options) error {
 
 func (e *Egress) parseRule(d *caddyfile.Dispenser) error {
 	d.Next() // rule
-	var r types.Rule
+	var r ruleParser
 	if !d.AllArgs(&r.Name) {
 		return d.ArgErr()
 	}
-	p := ruleParser{options: options{Dispenser: d, seen: map[string]bool{}}, rule: &r}
-	for nesting := d.Nesting(); d.NextBlock(nesting); {
-		if err := p.parseOption(); err != nil {
-			return err
-		}
+	err := readBlock(d, "rule", map[string]any{
+		"hosts":         &r.Hosts,
+		"addresses":     &r.Addresses,
+		"ports":         r.ports,
+		"allow_private": &r.AllowPrivate,
+		"scheme":        &r.Scheme,
+		"methods":       &r.Methods,
+		"paths":         &r.Paths,
+		"header":        &r.Headers,
+		"placeholder":   &r.Placeholders,
+		"allow":         r.action,
+		"deny":          r.action,
+		"respond":       r.action,
+		"policy":        r.action,
+	})
+	e.Rules = append(e.Rules, r.Rule)
+	return err
+}
+
+type ruleParser struct{ types.Rule }
+
+// action reads what decides on requests: a rule has one of allow, deny and respond, or
+// policies.
+func (r *ruleParser) action(o options) error {
+	name := o.Val()
+	if r.Action != "" || r.Respond != nil || len(r.Policies) > 0 && name != "policy" {
+		return o.Err("the rule's action is already set; a rule has one of allow, deny and respond, or policies")
 	}
-	e.Rules = append(e.Rules, r)
-	return nil
-}
-
-type ruleParser struct {
-	options
-	rule *types.Rule
-}
-
-func (p ruleParser) parseOption() error {
-	r := p.rule
-	switch name := p.Val(); name {
-	case "hosts":
-		return p.list(&r.Hosts)
-	case "addresses":
-		return p.list(&r.Addresses)
-	case "ports":
-		return p.ports()
-	case "allow_private":
-		r.AllowPrivate = true
-		return p.nothing()
-	case "scheme":
-		return p.text(&r.Scheme)
-	case "methods":
-		return p.list(&r.Methods)
-	case "paths":
-		return p.list(&r.Paths)
-	case "header":
-		return p.pair(&r.Headers)
-	case "placeholder":
-		return p.pair(&r.Placeholders)
-	case "allow":
-		if err := p.undecided(); err != nil {
-			return err
-		}
-		r.Action = types.RuleActionAllow
-		return p.nothing()
-	case "deny":
-		if err := p.undecided(); err != nil {
-			return err
-		}
-		r.Action = types.RuleActionDeny
-		if p.NextArg() {
-			r.Reason = p.Val()
-		}
-		return p.nothing()
+	switch name {
 	case "respond":
-		if err := p.undecided(); err != nil {
-			return err
-		}
-		return p.respond()
+		return r.respond(o)
 	case "policy":
-		if len(r.Policies) == 0 {
-			if err := p.undecided(); err != nil {
-				return err
-			}
+		return r.policy(o)
+	case "deny":
+		if o.NextArg() {
+			r.Reason = o.Val()
 		}
-		return p.policy()
-	default:
-		return p.Errf("unrecognized subdirective '%s' of rule", name)
 	}
+	r.Action = types.RuleAction(name)
+	return o.nothing()
 }
 
-// undecided returns an error if the rule has an action, a response or policies.
-func (p ruleParser) undecided() error {
-	if p.rule.Action != "" || p.rule.Respond != nil || len(p.rule.Policies) > 0 {
-		return p.Err("the rule's action is already set; a rule has one of allow, deny and respond, or policies")
+func (r *ruleParser) ports(o options) error {
+	if err := o.list(&r.Ports); err != nil {
+		return err
 	}
-	return nil
-}
-
-func (p ruleParser) nothing() error {
-	if p.NextArg() {
-		return p.ArgErr()
-	}
-	return nil
-}
-
-// pair reads a name and a value into a map.
-func (p ruleParser) pair(to *map[string]string) error {
-	option := p.Val()
-	var name, value string
-	if !p.AllArgs(&name, &value) {
-		return p.ArgErr()
-	}
-	return setOnce(p.Dispenser, to, option+" "+name, name, value)
-}
-
-func (p ruleParser) ports() error {
-	values := p.RemainingArgs()
-	if len(values) == 0 {
-		return p.ArgErr()
-	}
-	for _, v := range values {
-		if _, err := rule.ParsePorts(v); err != nil {
-			return p.WrapErr(err)
+	for _, ports := range r.Ports {
+		if _, err := rule.ParsePorts(ports); err != nil {
+			return o.WrapErr(err)
 		}
-		p.rule.Ports = append(p.rule.Ports, v)
 	}
 	return nil
 }
 
-func (p ruleParser) respond() error {
-	args := p.RemainingArgs()
+func (r *ruleParser) respond(o options) error {
+	args := o.RemainingArgs()
 	if len(args) == 0 || len(args) > 2 {
-		return p.ArgErr()
+		return o.ArgErr()
 	}
 	status, err := strconv.Atoi(args[0])
 	if err != nil {
-		return p.Errf("respond: invalid status %q; write a number such as 200", args[0])
+		return o.Errf("respond: invalid status %q; write a number such as 200", args[0])
 	}
-	response := &types.RuleResponse{Status: status, Body: strings.Join(args[1:], "")}
-	p.rule.Respond = response
-	for nesting := p.Nesting(); p.NextBlock(nesting); {
-		if p.Val() != "header" {
-			return p.Errf("unrecognized subdirective '%s' of respond; it has header", p.Val())
-		}
-		if err := p.pair(&response.Headers); err != nil {
-			return err
-		}
-	}
-	return nil
+	r.Respond = &types.RuleResponse{Status: status, Body: strings.Join(args[1:], "")}
+	return readBlock(o.Dispenser, "respond", map[string]any{"header": &r.Respond.Headers})
 }
 
-func (p ruleParser) policy() error {
+func (r *ruleParser) policy(o options) error {
 	var use types.RulePolicy
-	if !p.AllArgs(&use.Name) {
-		return p.ArgErr()
+	if !o.AllArgs(&use.Name) {
+		return o.ArgErr()
 	}
-	for nesting := p.Nesting(); p.NextBlock(nesting); {
-		switch p.Val() {
-		case "config":
-			var config string
-			if use.Config != nil {
-				return p.Errf("config of policy %s is already set", use.Name)
-			}
-			if !p.AllArgs(&config) {
-				return p.ArgErr()
-			}
-			if !json.Valid([]byte(config)) {
-				return p.Errf("invalid JSON in the config of policy %s; write it in backquotes, such as `{\"user\": \"git\"}`", use.Name)
-			}
-			use.Config = json.RawMessage(config)
-		case "secret":
-			if err := p.pair(&use.Secrets); err != nil {
-				return err
-			}
-		default:
-			return p.Errf("unrecognized subdirective '%s' of policy; it has config and secret", p.Val())
+	config := func(o options) error {
+		var config string
+		if use.Config != nil {
+			return o.Errf("config of policy %s is already set", use.Name)
 		}
+		if !o.AllArgs(&config) {
+			return o.ArgErr()
+		}
+		if !json.Valid([]byte(config)) {
+			return o.Errf("invalid JSON in the config of policy %s; write it in backquotes, such as `{\"user\": \"git\"}`", use.Name)
+		}
+		use.Config = json.RawMessage(config)
+		return nil
 	}
-	p.rule.Policies = append(p.rule.Policies, use)
-	return nil
+	err := readBlock(o.Dispenser, "policy", map[string]any{"config": config, "secret": &use.Secrets})
+	r.Policies = append(r.Policies, use)
+	return err
 }

@@ -24,7 +24,7 @@ var nodes = caddy.NewUsagePool()
 // heldNode is an open node with the configurations that use it.
 type heldNode struct {
 	*node.Node
-	target *logTarget // of its log
+	target logTarget // of its log
 
 	mu   sync.Mutex
 	apps []*App // applied configurations, oldest first
@@ -73,15 +73,13 @@ func openNode(a *App) (*heldNode, error) {
 	if other := otherFolder(a.config.Home); other != "" {
 		return nil, node.FixedError{Option: "data", Have: other, Want: a.config.Home}
 	}
-	held, _, err := nodes.LoadOrNew(a.config.Home, func() (caddy.Destructor, error) {
+	held, _, err := nodes.LoadOrNew(a.config.Home, func() (_ caddy.Destructor, err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 		defer cancel()
-		target := newLogTarget(a.ctx.Slogger().Handler())
-		n, err := node.Open(ctx, a.config, slog.New(target.handler()))
-		if err != nil {
-			return nil, err
-		}
-		return &heldNode{Node: n, target: target}, nil
+		held := new(heldNode)
+		held.target.set(a.ctx.Slogger().Handler())
+		held.Node, err = node.Open(ctx, a.config, slog.New(logHandler{target: &held.target}))
+		return held, err
 	})
 	if err != nil {
 		return nil, err

@@ -27,19 +27,9 @@ func skipAccessLog(r *http.Request) { caddyhttp.SetVar(r.Context(), caddyhttp.Lo
 
 // logTarget is where the node logs: to the newest configuration's logger. The
 // node outlives configurations, whose loggers end with them.
-type logTarget struct {
-	current atomic.Pointer[slog.Handler]
-}
+type logTarget struct{ atomic.Pointer[slog.Handler] }
 
-func newLogTarget(h slog.Handler) *logTarget {
-	t := new(logTarget)
-	t.set(h)
-	return t
-}
-
-func (t *logTarget) set(h slog.Handler) { t.current.Store(&h) }
-
-func (t *logTarget) handler() slog.Handler { return logHandler{target: t} }
+func (t *logTarget) set(h slog.Handler) { t.Store(&h) }
 
 // logHandler repeats what was derived from it on the target of the moment.
 type logHandler struct {
@@ -48,7 +38,7 @@ type logHandler struct {
 }
 
 func (h logHandler) now() slog.Handler {
-	now := *h.target.current.Load()
+	now := *h.target.Load()
 	for _, derive := range h.derive {
 		now = derive(now)
 	}
@@ -57,7 +47,7 @@ func (h logHandler) now() slog.Handler {
 
 // Enabled implements slog.Handler.
 func (h logHandler) Enabled(ctx context.Context, level slog.Level) bool {
-	return (*h.target.current.Load()).Enabled(ctx, level)
+	return (*h.target.Load()).Enabled(ctx, level)
 }
 
 // Handle implements slog.Handler.

@@ -39,10 +39,7 @@ type LogEncoder struct {
 
 // CaddyModule returns the Caddy module information.
 func (*LogEncoder) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{
-		ID:  "caddy.logging.encoders.doze",
-		New: func() caddy.Module { return new(LogEncoder) },
-	}
+	return caddy.ModuleInfo{ID: "caddy.logging.encoders.doze", New: func() caddy.Module { return new(LogEncoder) }}
 }
 
 // Provision sets up the wrapped format.

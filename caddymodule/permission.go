@@ -31,10 +31,7 @@ type Permission struct {
 
 // CaddyModule returns the Caddy module information.
 func (Permission) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{
-		ID:  "tls.permission.doze",
-		New: func() caddy.Module { return new(Permission) },
-	}
+	return caddy.ModuleInfo{ID: "tls.permission.doze", New: func() caddy.Module { return new(Permission) }}
 }
 
 // Provision finds the doze app.

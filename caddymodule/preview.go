@@ -49,10 +49,7 @@ type Preview struct {
 
 // CaddyModule returns the Caddy module information.
 func (*Preview) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{
-		ID:  "http.handlers.doze_preview",
-		New: func() caddy.Module { return new(Preview) },
-	}
+	return caddy.ModuleInfo{ID: "http.handlers.doze_preview", New: func() caddy.Module { return new(Preview) }}
 }
 
 // forever is how long upgraded connections outlive the configuration they came

@@ -19,10 +19,7 @@ type Proxy struct{ ownHandler }
 
 // CaddyModule returns the Caddy module information.
 func (Proxy) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{
-		ID:  "http.handlers.doze_proxy",
-		New: func() caddy.Module { return new(Proxy) },
-	}
+	return caddy.ModuleInfo{ID: "http.handlers.doze_proxy", New: func() caddy.Module { return new(Proxy) }}
 }
 
 // ServeHTTP carries a tunnel or a request. Tunnels over HTTP/1.1 outlive the

@@ -19,6 +19,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/spf13/pflag"
+
+	"github.com/doze-run/doze/caddymodule"
 )
 
 // configFlags name a configuration.
@@ -64,11 +66,7 @@ func (f *configFlags) adaptHere(text []byte) ([]byte, []caddyconfig.Warning, err
 	if f.adapterName() == "" {
 		return text, nil, nil
 	}
-	adapter := caddyconfig.GetAdapter(f.adapterName())
-	if adapter == nil {
-		return nil, nil, fmt.Errorf("unrecognized config adapter %q", f.adapterName())
-	}
-	return adapter.Adapt(text, map[string]any{"filename": f.filename()})
+	return caddymodule.Adapt(f.adapterName(), f.filename(), text)
 }
 
 // nodeConfig is what this program needs to know of a configuration.
@@ -78,9 +76,7 @@ type nodeConfig struct {
 		Listen   string `json:"listen"`
 	} `json:"admin"`
 	Apps struct {
-		Doze struct {
-			Data string `json:"data"`
-		} `json:"doze"`
+		Doze json.RawMessage `json:"doze"`
 		HTTP struct {
 			Servers map[string]struct {
 				Listen []string `json:"listen"`
@@ -180,31 +176,29 @@ func (n admin) request(ctx context.Context, method, path string, header http.Hea
 	return text, err
 }
 
-// adapt returns the configuration as JSON, adapted in the environment of the node.
-func (n admin) adapt(ctx context.Context, f *configFlags, text []byte) ([]byte, []caddyconfig.Warning, error) {
-	if f.adapterName() == "" {
-		return text, nil, nil
+// adaptAt returns the configuration as JSON, adapted in the environment of a node. It prints
+// the warnings.
+func (a *app) adaptAt(ctx context.Context, node admin, f *configFlags, text []byte) ([]byte, error) {
+	if f.adapterName() == "" { // nothing to adapt; is there a node?
+		_, err := node.request(ctx, http.MethodGet, "/config/admin", nil, nil)
+		return text, err
 	}
-	response, err := n.request(ctx, http.MethodPost, "/doze/adapt?filename="+url.QueryEscape(f.filename()), http.Header{"Content-Type": {"text/" + f.adapterName()}}, text)
+	header := http.Header{"Content-Type": {"text/" + f.adapterName()}}
+	response, err := node.request(ctx, http.MethodPost, "/doze/adapt?filename="+url.QueryEscape(f.filename()), header, text)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	var adapted struct {
 		Result   json.RawMessage
 		Warnings []caddyconfig.Warning
 	}
 	err = json.Unmarshal(response, &adapted)
-	return adapted.Result, adapted.Warnings, err
+	a.warn(adapted.Warnings)
+	return adapted.Result, err
 }
 
 func (a *app) warn(warnings []caddyconfig.Warning) {
 	for _, w := range warnings {
 		fmt.Fprintf(a.err, "doze: %s:%d: %s\n", w.File, w.Line, w.Message)
 	}
-}
-
-// ping returns errNoNode (wrapped) if no process listens.
-func (n admin) ping(ctx context.Context) error {
-	_, err := n.request(ctx, http.MethodGet, "/config/admin", nil, nil)
-	return err
 }

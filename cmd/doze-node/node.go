@@ -2,11 +2,11 @@ package main
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -19,6 +19,7 @@ import (
 	"github.com/doze-run/doze/caddymodule/inuse"
 	"github.com/doze-run/doze/cmd/internal/home"
 	"github.com/doze-run/doze/cmd/internal/version"
+	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/store"
 )
 
@@ -75,7 +76,9 @@ func (a *app) checkAlone(args []string) error {
 			}
 		}
 	}
-	if err := store.InUse(filepath.Join(cmp.Or(config.Apps.Doze.Data, folder), "store")); err != nil {
+	var app caddymodule.App
+	_ = json.Unmarshal(config.Apps.Doze, &app) // Caddy reports errors
+	if err := store.InUse(node.StoreDir(cmp.Or(app.Data, folder))); err != nil {
 		return err
 	}
 	return config.checkAddresses()

@@ -29,11 +29,10 @@ current one.`,
 			if err != nil {
 				return err
 			}
-			config, warnings, err := node.adapt(cmd.Context(), &f, text)
+			config, err := a.adaptAt(cmd.Context(), node, &f, text)
 			if err != nil {
 				return err
 			}
-			a.warn(warnings)
 			// With these Caddy knows that it may read the same file again by SIGUSR1.
 			header := http.Header{"Caddy-Config-Source-File": {f.filename()}, "Caddy-Config-Source-Adapter": {f.adapterName()}}
 			if force {

@@ -69,33 +69,19 @@ func (a *app) validate(ctx context.Context, address string, f *configFlags, text
 	if err := provision(config); err != nil {
 		return err
 	}
-	var parsed struct {
-		Apps struct {
-			Doze json.RawMessage `json:"doze"`
-		} `json:"apps"`
-	}
-	if err := json.Unmarshal(config, &parsed); err != nil || parsed.Apps.Doze == nil {
-		return err
+	app := parseConfig(config).Apps.Doze
+	if app == nil {
+		return nil
 	}
 	if running {
-		_, err := node.request(ctx, http.MethodPost, "/doze/check", nil, parsed.Apps.Doze)
+		_, err := node.request(ctx, http.MethodPost, "/doze/check", nil, app)
 		return err
 	}
-	others, err := caddymodule.CheckPolicies(ctx, parsed.Apps.Doze, a.policyCompiler)
+	others, err := caddymodule.CheckPolicies(ctx, app, a.policyCompiler)
 	if err == nil && len(others) > 0 {
 		fmt.Fprintf(a.err, "doze: not checked, because no node runs: doze does not ship the policies %s, which must have been pushed\n", strings.Join(others, ", "))
 	}
 	return err
-}
-
-// adaptAt adapts in the node's environment.
-func (a *app) adaptAt(ctx context.Context, node admin, f *configFlags, text []byte) ([]byte, error) {
-	if f.adapterName() == "" { // nothing to adapt; is there a node?
-		return text, node.ping(ctx)
-	}
-	config, warnings, err := node.adapt(ctx, f, text)
-	a.warn(warnings)
-	return config, err
 }
 
 // provision has Caddy provision and validate all modules of a configuration, without
