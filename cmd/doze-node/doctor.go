@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,11 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/display"
 	"github.com/doze-run/doze/cmd/internal/home"
 	"github.com/doze-run/doze/cmd/internal/usage"
-	"github.com/doze-run/doze/cmd/internal/version"
 	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/doctor"
 	"github.com/doze-run/doze/runtime/store"
@@ -68,7 +65,7 @@ secrets and policies are lost.`,
 				return err
 			}
 			findings := doctor.Check(ctx, doctor.Config{Home: folder, Ports: freePorts(ctx, access.Port)})
-			findings = append(findings, a.quarantineFindings(ctx, access)...)
+			findings = append(findings, a.quarantineFindings(ctx)...)
 			return a.report(findings, asJSON)
 		},
 	}
@@ -143,18 +140,10 @@ const nodeLimit = 5 * time.Second
 
 // quarantineFindings returns the containers that the running node has no record of, or
 // nothing if no node responds.
-func (a *app) quarantineFindings(ctx context.Context, local home.Access) []doctor.Finding {
+func (a *app) quarantineFindings(ctx context.Context) []doctor.Finding {
 	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
 	defer cancel()
-	token := cmp.Or(a.getenv("DOZE_TOKEN"), local.Token)
-	if token == "" {
-		return nil
-	}
-	ca := cmp.Or(a.getenv("DOZE_CA"), local.CA)
-	if _, err := os.Stat(ca); err != nil {
-		ca = ""
-	}
-	api, err := client.New(client.Config{URL: cmp.Or(a.getenv("DOZE_API"), local.URL), Token: token, CAFile: ca, UserAgent: "doze/" + version.String()})
+	api, err := home.Client(a.getenv, "", "")
 	if err != nil {
 		return nil
 	}

@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/doze-run/doze/cmd/internal/home"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/runtime/store"
 	"github.com/doze-run/doze/testkit"
@@ -62,11 +61,11 @@ func TestDoctorListsContainersInQuarantine(t *testing.T) {
 	}
 	env := map[string]string{"DOZE_API": node.URL + "/api/v1", "DOZE_HOME": folder}
 	a := &app{getenv: func(key string) string { return env[key] }}
-	access, err := home.Local(a.getenv)
-	if err != nil {
-		t.Fatal(err)
+	if got := a.quarantineFindings(t.Context()); len(got) != 0 {
+		t.Errorf("the token of this machine's node was sent without TLS: %+v", got)
 	}
-	got := a.quarantineFindings(t.Context(), access)
+	env["DOZE_TOKEN"] = "secret"
+	got := a.quarantineFindings(t.Context())
 	if len(got) != 2 {
 		t.Fatalf("findings: %+v", got)
 	}
@@ -81,7 +80,7 @@ func TestDoctorListsContainersInQuarantine(t *testing.T) {
 		}
 	}
 	node.Close()
-	if got := a.quarantineFindings(t.Context(), access); len(got) != 0 {
+	if got := a.quarantineFindings(t.Context()); len(got) != 0 {
 		t.Errorf("without a node: %+v", got)
 	}
 }

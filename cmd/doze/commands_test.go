@@ -29,7 +29,6 @@ import (
 	"github.com/coder/websocket"
 	"github.com/spf13/cobra"
 
-	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/egresstest"
@@ -704,37 +703,6 @@ func TestOtherHostsAreTrustedAsBefore(t *testing.T) {
 	r.env["CURL_CA_BUNDLE"] = mine
 	if variables(); count(bundle) != 2 {
 		t.Errorf("%d authorities, want the user's and the node's", count(bundle))
-	}
-}
-
-func TestTheLocalTokenIsForTheLocalNodeOnly(t *testing.T) {
-	home := t.TempDir()
-	if err := os.WriteFile(filepath.Join(home, "token"), []byte("local"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	env := map[string]string{"DOZE_HOME": home}
-	a := &app{getenv: func(key string) string { return env[key] }}
-	if acc, err := a.access(); err != nil || acc.Token != "local" || acc.URL != client.DefaultURL {
-		t.Errorf("got %+v, %v", acc, err)
-	}
-	for _, address := range []string{"http://127.0.0.1:9999/api/v1", "HTTP://localhost:9999"} {
-		env["DOZE_API"] = address
-		if acc, err := a.access(); err == nil || acc.Token != "" || !strings.Contains(err.Error(), "not encrypted") {
-			t.Errorf("%s: got %+v, %v; any program may listen there", address, acc, err)
-		}
-		env["DOZE_TOKEN"] = "asked"
-		if acc, err := a.access(); err != nil || acc.Token != "asked" {
-			t.Errorf("%s: got %+v, %v", address, acc, err)
-		}
-		delete(env, "DOZE_TOKEN")
-	}
-	env["DOZE_API"] = "https://node.example.com/api/v1"
-	if acc, err := a.access(); err == nil || acc.Token != "" {
-		t.Errorf("got %+v; the token of this machine's node must not be sent elsewhere", acc)
-	}
-	env["DOZE_TOKEN"] = "other"
-	if acc, err := a.access(); err != nil || acc.Token != "other" || acc.CA != "" {
-		t.Errorf("got %+v, %v", acc, err)
 	}
 }
 

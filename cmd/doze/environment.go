@@ -1,12 +1,9 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -14,49 +11,13 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/home"
-	"github.com/doze-run/doze/cmd/internal/version"
 )
 
-// access is how to get to the node that flags and variables name, or else to the node on
-// this machine. The token and CA of this machine's node are for it alone: they are
-// not used with an address elsewhere, nor without TLS, where any program of this machine
-// may listen.
-func (a *app) access() (home.Access, error) {
-	acc := home.Access{
-		URL:   cmp.Or(a.apiURL, a.getenv("DOZE_API")),
-		Token: a.getenv("DOZE_TOKEN"),
-		CA:    cmp.Or(a.caFile, a.getenv("DOZE_CA")),
-	}
-	local, err := home.Local(a.getenv)
-	if err != nil {
-		return home.Access{}, err
-	}
-	if u, err := url.Parse(acc.URL); acc.URL == "" || err == nil && client.IsLoopback(u.Hostname()) {
-		acc.URL = cmp.Or(acc.URL, local.URL)
-		if acc.Token == "" && strings.HasPrefix(strings.ToLower(acc.URL), "http:") {
-			return home.Access{}, fmt.Errorf("the token of this machine's node is not sent to %s, which is not encrypted; set DOZE_TOKEN to send a token there", acc.URL)
-		}
-		acc.Token = cmp.Or(acc.Token, local.Token)
-		if _, err := os.Stat(local.CA); err == nil && acc.CA == "" {
-			acc.CA = local.CA
-		}
-	}
-	if acc.Token == "" {
-		return home.Access{}, fmt.Errorf("no token: set DOZE_TOKEN, or DOZE_HOME to the folder of the node on this machine (%s has no readable one)", local.Home)
-	}
-	return acc, nil
-}
-
 // node returns the client of the node.
-func (a *app) node() (*client.Client, error) {
-	if a.api != nil {
-		return a.api, nil
+func (a *app) node() (_ *client.Client, err error) {
+	if a.api == nil {
+		a.api, err = home.Client(a.getenv, a.apiURL, a.caFile)
 	}
-	acc, err := a.access()
-	if err != nil {
-		return nil, err
-	}
-	a.api, err = client.New(client.Config{URL: acc.URL, Token: acc.Token, CAFile: acc.CA, UserAgent: "doze/" + version.String()})
 	return a.api, err
 }
 

@@ -7,10 +7,14 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/version"
 )
 
 // Variable names the environment variable that overrides the default.
@@ -68,6 +72,41 @@ func Local(getenv func(string) string) (Access, error) {
 		Token: token,
 		CA:    filepath.Join(folder, "caddy", "pki", "authorities", "local", "root.crt"),
 	}, err
+}
+
+// Find returns the access to the node that an address, a file with its CA and the variables
+// DOZE_API, DOZE_CA and DOZE_TOKEN name, or else to the node on this machine. The token and
+// CA of this machine's node are for it alone: they are not used with an address elsewhere,
+// nor without TLS, where any program of this machine may listen.
+func Find(getenv func(string) string, address, ca string) (Access, error) {
+	acc := Access{URL: cmp.Or(address, getenv("DOZE_API")), Token: getenv("DOZE_TOKEN"), CA: cmp.Or(ca, getenv("DOZE_CA"))}
+	local, err := Local(getenv)
+	if err != nil {
+		return Access{}, err
+	}
+	if u, err := url.Parse(acc.URL); acc.URL == "" || err == nil && client.IsLoopback(u.Hostname()) {
+		acc.URL = cmp.Or(acc.URL, local.URL)
+		if acc.Token == "" && strings.HasPrefix(strings.ToLower(acc.URL), "http:") {
+			return Access{}, fmt.Errorf("the token of this machine's node is not sent to %s, which is not encrypted; set DOZE_TOKEN to send a token there", acc.URL)
+		}
+		acc.Token = cmp.Or(acc.Token, local.Token)
+		if _, err := os.Stat(local.CA); err == nil && acc.CA == "" {
+			acc.CA = local.CA
+		}
+	}
+	if acc.Token == "" {
+		return Access{}, fmt.Errorf("no token: set DOZE_TOKEN, or DOZE_HOME to the folder of the node on this machine (%s has no readable one)", local.Home)
+	}
+	return acc, nil
+}
+
+// Client returns a client of the node that Find finds.
+func Client(getenv func(string) string, address, ca string) (*client.Client, error) {
+	acc, err := Find(getenv, address, ca)
+	if err != nil {
+		return nil, err
+	}
+	return client.New(client.Config{URL: acc.URL, Token: acc.Token, CAFile: acc.CA, UserAgent: "doze/" + version.String()})
 }
 
 func readToken(file string) (string, error) {
