@@ -86,12 +86,7 @@ func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait b
 	created := make(chan func() error, 1)
 	go func() { // ends with ctx
 		sb, isNew, err := node.Create(ctx, req)
-		created <- func() error {
-			if err != nil {
-				return err
-			}
-			return a.printCreated(sb, isNew)
-		}
+		created <- func() error { return a.printCreated(err, sb, isNew) }
 	}()
 	appeared := make(chan types.Sandbox, 1)
 	if req.Name != "" && (!wait || isTerminal(a.err)) {
@@ -116,7 +111,7 @@ func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait b
 			case sb.State != types.StateStarting || !fits(sb, req):
 				// It existed. The response follows immediately, and may be a refusal.
 			case !wait:
-				return a.printCreated(sb, true)
+				return a.printCreated(nil, sb, true)
 			default:
 				go followPull(ctx, node, sb, pulls) // ends with ctx
 			}
@@ -164,12 +159,12 @@ func awaitSandbox(ctx context.Context, node *client.Client, name string) (types.
 	}
 }
 
-func (a *app) printCreated(sb types.Sandbox, created bool) error {
+func (a *app) printCreated(err error, sb types.Sandbox, created bool) error {
 	how := "exists"
 	if created {
 		how = "created"
 	}
-	return a.print(sb, "%s  %s  %s, %s", sb.Name, sb.ID, how, sb.State)
+	return a.print(err, sb, "%s  %s  %s, %s", sb.Name, sb.ID, how, sb.State)
 }
 
 // environ reads KEY=VALUE, and KEY for a variable of this process.

@@ -95,10 +95,7 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 	}
 	if f.detach {
 		p, err := node.StartProcess(ctx, sandbox, f.StartProcessRequest)
-		if err != nil {
-			return err
-		}
-		return a.print(p, "%s  %s", p.ID, p.Name)
+		return a.print(err, p, "%s  %s", p.ID, p.Name)
 	}
 	req := client.ExecRequest{Command: f.Command, Timeout: types.Duration(f.timeout)}
 	if f.timeout == 0 {

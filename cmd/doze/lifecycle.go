@@ -62,10 +62,7 @@ func (a *app) moveCommand(name, short, long string, move mover) *cobra.Command {
 
 // printState prints the state of a sandbox that the node returned, unless it returned an error.
 func (a *app) printState(sb types.Sandbox, err error) error {
-	if err != nil {
-		return err
-	}
-	return a.print(sb, "%s  %s", sb.Name, sb.State)
+	return a.print(err, sb, "%s  %s", sb.Name, sb.State)
 }
 
 func (a *app) holdCommand() *cobra.Command {
@@ -106,10 +103,7 @@ func (a *app) removeCommand() *cobra.Command {
 			if force && problem.Has(err, missing) {
 				return nil
 			}
-			if err != nil {
-				return err
-			}
-			return a.printGone(name, "destroyed")
+			return a.printGone(err, name, "destroyed")
 		}),
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "ignore sandboxes that do not exist")
@@ -117,9 +111,9 @@ func (a *app) removeCommand() *cobra.Command {
 	return cmd
 }
 
-// printGone prints what became of something that was removed.
-func (a *app) printGone(name, state string) error {
-	return a.print(map[string]string{"name": name, "state": state}, "%s  %s", name, state)
+// printGone returns err, or else prints what became of something that was removed.
+func (a *app) printGone(err error, name, state string) error {
+	return a.print(err, map[string]string{"name": name, "state": state}, "%s  %s", name, state)
 }
 
 func (a *app) adoptCommand() *cobra.Command {

@@ -71,7 +71,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Print the version of this program",
 		Args:  wants(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			return a.print(map[string]string{"version": version.String()}, "doze %s", version.String())
+			return a.print(nil, map[string]string{"version": version.String()}, "doze %s", version.String())
 		},
 	}
 }

@@ -51,10 +51,7 @@ own compilers.`,
 				return err
 			}
 			built, err := buildPolicy(cmd.Context(), dir, output)
-			if err != nil {
-				return err
-			}
-			return a.print(built, "%s  %s", built.File, size(built.Bytes))
+			return a.print(err, built, "%s  %s", built.File, size(built.Bytes))
 		},
 		ValidArgsFunction: completeFolders,
 	}

@@ -32,11 +32,8 @@ finish with the previous module; later ones use the new module.`,
 			done := a.waiting(args[0] + ": push")
 			policy, err := pushFile(ctx, node, args[0], args[1])
 			done()
-			if err != nil {
-				return err
-			}
 			a.warn(policy.Warnings)
-			return a.print(policy, "%s  %s, %s", policy.Name, shortDigest(policy.Digest), size(policy.Size))
+			return a.print(err, policy, "%s  %s, %s", policy.Name, shortDigest(policy.Digest), size(policy.Size))
 		}),
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -337,7 +336,7 @@ func (m *message) print(b *strings.Builder, mark string) {
 
 // startFailure is the outcome of a policy that does not take its configuration.
 func (r *runner) startFailure(verdict string, err error) *outcome {
-	o := &outcome{Verdict: verdict, Reason: err.Error(), Log: r.log.drain()}
+	o := &outcome{Verdict: verdict, Reason: err.Error(), Log: r.drain()}
 	if start, ok := errors.AsType[*policy.StartError](err); ok {
 		o.Detail = start.Detail
 	}
@@ -351,7 +350,7 @@ type runnerLimits = policy.Config
 type runner struct {
 	host    *policy.Host
 	limits  runnerLimits
-	log     policyLog
+	log     []string                // lines that policies wrote since drain, as "info: text"
 	modules map[string]runnerModule // by file or shipped name
 	offset  time.Duration           // of the policies' clock
 }
@@ -378,8 +377,12 @@ func (r *runner) close() {
 	r.host.Close()
 }
 
-// advance moves the policies' clock. No exchange is under way.
-func (r *runner) advance(d time.Duration) { r.offset += d }
+// drain returns the lines that policies wrote since the last drain.
+func (r *runner) drain() []string {
+	lines := r.log
+	r.log = nil
+	return lines
+}
 
 // module compiles a file, or a policy that doze ships, once.
 func (r *runner) module(ctx context.Context, path string) (runnerModule, error) {
@@ -398,7 +401,8 @@ func (r *runner) module(ctx context.Context, path string) (runnerModule, error) 
 	if err != nil {
 		return runnerModule{}, err
 	}
-	m.Lines = r.log.add
+	// One request is under way at a time.
+	m.Lines = func(line policy.Line) { r.log = append(r.log, strings.ToLower(line.Level.String())+": "+line.Text) }
 	r.modules[path] = runnerModule{m, len(wasm)}
 	return r.modules[path], nil
 }
@@ -480,7 +484,7 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 		}
 	}
 	denial, _ := running.Response(false)
-	o.Notes, o.Log = running.Notes, c.runner.log.drain()
+	o.Notes, o.Log = running.Notes, c.runner.drain()
 	switch {
 	case renderErr != nil:
 		o.Verdict, o.Reason = verdictError, renderErr.Error()
@@ -534,25 +538,4 @@ func render(set *reference.Set, r *http.Request) (*message, []string, error) {
 	headers := r.Header.Clone()
 	headers.Set("Host", r.Host)
 	return &message{Method: r.Method, URL: r.URL.String(), Headers: headers, Body: string(body)}, slices.Compact(names), nil
-}
-
-// policyLog keeps the lines that policies write, as "info: text".
-type policyLog struct {
-	mu    sync.Mutex
-	lines []string
-}
-
-func (l *policyLog) add(line policy.Line) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines, strings.ToLower(line.Level.String())+": "+line.Text)
-}
-
-// drain returns the lines since the last drain.
-func (l *policyLog) drain() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	lines := l.lines
-	l.lines = nil
-	return lines
 }

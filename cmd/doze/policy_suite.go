@@ -269,7 +269,7 @@ func (s *suite) runTest(ctx context.Context, r *runner, t *suiteTest) (testResul
 	result := testResult{Name: t.Name, OK: true}
 	request := t.recorded()
 	request.Secrets = s.Secrets
-	r.advance(time.Duration(t.After))
+	r.offset += time.Duration(t.After)
 	steps := make([]step, 0, len(t.Policies))
 	for _, p := range t.Policies {
 		module, err := r.module(ctx, s.modulePath(p.Name))

@@ -45,19 +45,14 @@ access changes.`,
 				return err
 			}
 			if remove {
-				if err := node.Unexpose(ctx, args[0], port); err != nil {
-					return err
-				}
-				return a.print(map[string]any{"port": port, "state": "closed"}, "%d  closed", port)
+				err := node.Unexpose(ctx, args[0], port)
+				return a.print(err, map[string]any{"port": port, "state": "closed"}, "%d  closed", port)
 			}
 			req.Port, req.WaitTimeout = port, types.Duration(wait)
 			done := a.waiting(fmt.Sprintf("%s: waiting for a server on port %d", args[0], port))
 			exposed, err := node.Expose(ctx, args[0], req)
 			done()
-			if err != nil {
-				return err
-			}
-			return a.print(exposed, "%s", exposed.URL)
+			return a.print(err, exposed, "%s", exposed.URL)
 		}),
 	}
 	f := cmd.Flags()
@@ -93,10 +88,7 @@ PORT is required only if several ports are exposed.`,
 				return err
 			}
 			port, err := choosePort(sb, args[1:])
-			if err != nil {
-				return err
-			}
-			if err := a.print(port, "%s", port.URL); err != nil || a.json {
+			if err := a.print(err, port, "%s", port.URL); err != nil || a.json {
 				return err
 			}
 			return a.browse(ctx, port.URL)

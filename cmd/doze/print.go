@@ -16,12 +16,15 @@ import (
 	"github.com/doze-run/doze/cmd/internal/display"
 )
 
-// print prints a line of text, or with --json the JSON of v.
-func (a *app) print(v any, format string, args ...any) error {
-	if a.json {
+// print returns err, or else prints v: a line of text, or with --json its JSON.
+func (a *app) print(err error, v any, format string, args ...any) error {
+	switch {
+	case err != nil:
+		return err
+	case a.json:
 		return a.printJSON(v)
 	}
-	_, err := fmt.Fprintln(a.out, clean(fmt.Sprintf(format, args...)))
+	_, err = fmt.Fprintln(a.out, clean(fmt.Sprintf(format, args...)))
 	return err
 }
 

@@ -93,10 +93,7 @@ SIGKILL after 5 seconds. It is not restarted. With --signal, only send that sign
 			done := a.waiting(fmt.Sprintf("%s: kill %s", args[0], args[1]))
 			p, err := node.StopProcess(ctx, args[0], args[1], signal)
 			done()
-			if err != nil {
-				return err
-			}
-			return a.print(p, "%s  %s  %s", p.ID, p.Name, processState(p))
+			return a.print(err, p, "%s  %s  %s", p.ID, p.Name, processState(p))
 		}),
 	}
 	cmd.Flags().StringVarP(&signal, "signal", "s", "", "only send this signal, such as HUP")

@@ -44,19 +44,13 @@ sandbox's. With --default inherit, the preceding rules decide.`,
 				return usage.Errorf("--node prints the operator's rules, which are in the node's Caddyfile; give it alone")
 			case node:
 				set, err := api.NodeRules(ctx)
-				if err != nil {
-					return err
-				}
-				return a.printRules(set, set.Rules, set.Default)
+				return a.printRules(err, set, set.Rules, set.Default)
 			case file != "" || def != "":
 				return a.updateRules(ctx, api, sandbox, file, def)
 			}
 			set, err := api.Rules(ctx, sandbox)
-			if err != nil {
-				return err
-			}
 			a.warn(set.Warnings)
-			return a.printRules(set, set.Rules, set.Default)
+			return a.printRules(err, set, set.Rules, set.Default)
 		}),
 	}
 	cmd.Flags().StringVar(&file, "set", "", "replace the rules by the rules in this file; - for standard input")
@@ -101,9 +95,12 @@ node's operator, such as package registries. A rule refers to one as a host:
 	}
 }
 
-// printRules prints the rules of a set, or with --json the set.
-func (a *app) printRules(set any, list json.RawMessage, def string) error {
-	if a.json {
+// printRules returns err, or else prints the rules of a set, or with --json the set.
+func (a *app) printRules(err error, set any, list json.RawMessage, def string) error {
+	switch {
+	case err != nil:
+		return err
+	case a.json:
 		return a.printJSON(set)
 	}
 	var rules []types.Rule
@@ -117,7 +114,7 @@ func (a *app) printRules(set any, list json.RawMessage, def string) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(a.out, "default: %s\n", clean(def))
+	_, err = fmt.Fprintf(a.out, "default: %s\n", clean(def))
 	return err
 }
 
@@ -149,11 +146,8 @@ func (a *app) updateRules(ctx context.Context, node *client.Client, sandbox, fil
 	}
 	update.Default = cmp.Or(def, update.Default)
 	set, err := node.SetRules(ctx, sandbox, update)
-	if err != nil {
-		return err
-	}
 	a.warn(set.Warnings)
-	return a.print(set, "revision %d", set.Revision)
+	return a.print(err, set, "revision %d", set.Revision)
 }
 
 // warn prints what the API warns of.

@@ -57,10 +57,7 @@ The secret is sent only to the hosts given by --host.`,
 				return err
 			}
 			secret, err := node.PutSecret(ctx, args[0], value, hosts)
-			if err != nil {
-				return err
-			}
-			return a.print(secret, "%s  version %d, for %s", secret.Name, secret.Version, strings.Join(secret.Hosts, " "))
+			return a.print(err, secret, "%s  version %d, for %s", secret.Name, secret.Version, strings.Join(secret.Hosts, " "))
 		}),
 	}
 	cmd.Flags().StringArrayVar(&hosts, "host", nil, "host that it may be sent to, or *.example.com for all hosts below example.com; may be repeated")
@@ -132,10 +129,7 @@ func (a *app) deleteCommand(short, long string, names lister, remove func(*clien
 		Args:              wants(1, -1),
 		ValidArgsFunction: a.complete(names),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
-			if err := remove(node, ctx, name); err != nil {
-				return err
-			}
-			return a.printGone(name, "removed")
+			return a.printGone(remove(node, ctx, name), name, "removed")
 		}),
 	}
 }

@@ -49,29 +49,17 @@ func Decode(text []byte, v any) error {
 	}
 	end := int(d.InputOffset())
 	if rest := bytes.TrimLeft(text[end:], " \t\r\n"); len(rest) > 0 {
-		return &Error{position(text, len(text)-len(rest)), "unexpected text after the JSON value"}
+		return mistake(text, len(text)-len(rest), "unexpected text after the JSON value")
 	}
 	return nil
 }
 
-// Error is a mistake with its place.
-type Error struct {
-	Position Position
-	Problem  string
-}
-
-func (e *Error) Error() string { return fmt.Sprintf("%v: %s", e.Position, e.Problem) }
-
-// Position in a text. The column counts characters from 1.
-type Position struct{ Line, Column int }
-
-func (p Position) String() string { return fmt.Sprintf("line %d, column %d", p.Line, p.Column) }
-
-// position is the place of the byte at an offset.
-func position(text []byte, offset int) Position {
+// mistake is an error with the place of the byte at an offset. The column counts characters
+// from 1.
+func mistake(text []byte, offset int, problem string) error {
 	before := text[:min(max(offset, 0), len(text))]
 	line := bytes.LastIndexByte(before, '\n') + 1
-	return Position{bytes.Count(before, []byte("\n")) + 1, utf8.RuneCount(before[line:]) + 1}
+	return fmt.Errorf("line %d, column %d: %s", bytes.Count(before, []byte("\n"))+1, utf8.RuneCount(before[line:])+1, problem)
 }
 
 func located(text []byte, err error) error {
@@ -79,21 +67,21 @@ func located(text []byte, err error) error {
 	kind, isKind := errors.AsType[*json.UnmarshalTypeError](err)
 	switch {
 	case errors.Is(err, io.EOF):
-		return &Error{position(text, len(text)), "the file is empty; write a JSON value"}
+		return mistake(text, len(text), "the file is empty; write a JSON value")
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return &Error{position(text, len(text)), "the JSON value is incomplete"}
+		return mistake(text, len(text), "the JSON value is incomplete")
 	case isSyntax:
-		return &Error{position(text, int(syntax.Offset)-1), "invalid JSON: " + syntax.Error()}
+		return mistake(text, int(syntax.Offset)-1, "invalid JSON: "+syntax.Error())
 	case isKind:
 		// The offset is the end of the value, or after a bracket.
-		return &Error{position(text, int(kind.Offset)-1), fmt.Sprintf("%s is a JSON %s; it should be %s", cmp.Or(kind.Field, "the value"), kind.Value, expected(kind))}
+		return mistake(text, int(kind.Offset)-1, fmt.Sprintf("%s is a JSON %s; it should be %s", cmp.Or(kind.Field, "the value"), kind.Value, expected(kind)))
 	}
 	// encoding/json has no type for it.
 	if quoted, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 		if name, unquoteErr := strconv.Unquote(quoted); unquoteErr == nil {
 			problem := "unknown field " + quoted
 			if at := onlyKey(text, name); at >= 0 {
-				return &Error{position(text, at), problem}
+				return mistake(text, at, problem)
 			}
 			return errors.New(problem)
 		}
