@@ -15,10 +15,6 @@ type Rule struct {
 	Unless  func(match) bool
 	Instead string // completes "write …"
 	Warn    bool   // never fails
-
-	// Examples, for CONTRIBUTING.md and the tests: what the rule finds and what to write.
-	// Those of rules for prose are sentences, all others are Go code or paths.
-	Bad, Good string
 }
 
 // match is where a pattern or a word was found.
@@ -41,48 +37,20 @@ func re(s string) *regexp.Regexp { return regexp.MustCompile(s) }
 
 // Rules that tests or golang.go, which applies those without a pattern, refer to.
 var (
-	ruleErrorGerund = &Rule{
-		ID: "error-gerund", In: Error, Instead: "the verb: thaw %s: %w",
-		Bad: `return fmt.Errorf("thawing %s: %w", id, err)`, Good: `return fmt.Errorf("thaw %s: %w", id, err)`,
-	}
-	ruleErrorCapital = &Rule{
-		ID: "error-capital", In: Error, Instead: "a lower-case letter at the beginning",
-		Bad: `return errors.New("Invalid name")`, Good: `return errors.New("invalid name")`,
-	}
-	ruleLogGerund = &Rule{
-		ID: "log-gerund", In: Log, Instead: "an event (sandbox woke) or failed to X",
-		Bad: `log.Info("waking a sandbox", "sandbox", id)`, Good: `log.Info("sandbox woke", "sandbox", id)`,
-	}
-	ruleLogForm = &Rule{
-		ID: "log-form", In: Log, Instead: "failed to X, ignoring X, or an event with its verb",
-		Bad: `log.Warn("podman", "line", line)`, Good: `log.Warn("podman printed a warning", "line", line)`,
-	}
-	ruleLogCase = &Rule{
-		ID: "log-case", In: Log, Instead: "a lower-case letter at the beginning",
-		Bad: `log.Info("Sandbox woke")`, Good: `log.Info("sandbox woke")`,
-	}
-	ruleLogConstant = &Rule{
-		ID: "log-constant", In: Log, Instead: "a constant message, with what varies in attributes",
-		Bad: `log.Info("woke " + id)`, Good: `log.Info("sandbox woke", "sandbox", id)`,
-	}
-	ruleLogKey = &Rule{
-		ID: "log-key", In: Log, Instead: "a key in snake_case",
-		Bad: `log.Info("sandbox woke", "durationMS", ms)`, Good: `log.Info("sandbox woke", "duration_ms", ms)`,
-	}
-	ruleMethodName = &Rule{
-		ID: "method-name", In: Name, Instead: "what is ended, found or changed: the name has too many methods",
-		Bad: "more than 12 unexported methods `end`", Good: "`closeStream`, `stopTimer`",
-	}
-	ruleTestkit = &Rule{
-		ID: "testkit-import", In: Name, Instead: "the code in the test: only tests and packages for them import testkit",
-		Bad: `import "github.com/doze-run/doze/testkit"`, Good: `import "testing"`,
-	}
+	ruleErrorGerund  = &Rule{ID: "error-gerund", In: Error, Instead: "the verb: thaw %s: %w"}
+	ruleErrorCapital = &Rule{ID: "error-capital", In: Error, Instead: "a lower-case letter at the beginning"}
+	ruleLogGerund    = &Rule{ID: "log-gerund", In: Log, Instead: "an event (sandbox woke) or failed to X"}
+	ruleLogForm      = &Rule{ID: "log-form", In: Log, Instead: "failed to X, ignoring X, or an event with its verb"}
+	ruleLogCase      = &Rule{ID: "log-case", In: Log, Instead: "a lower-case letter at the beginning"}
+	ruleLogConstant  = &Rule{ID: "log-constant", In: Log, Instead: "a constant message, with what varies in attributes"}
+	ruleLogKey       = &Rule{ID: "log-key", In: Log, Instead: "a key in snake_case"}
+	ruleMethodName   = &Rule{ID: "method-name", In: Name, Instead: "what is ended, found or changed: the name has too many methods"}
+	ruleTestkit      = &Rule{ID: "testkit-import", In: Name, Instead: "the code in the test: only tests and packages for them import testkit"}
 	// Bold at the beginning of a paragraph, an item or a cell marks a heading.
 	ruleGlossary = &Rule{
 		ID: "glossary-term", In: Doc, Pattern: re(`\*\*[^*]+\*\*`),
 		Unless:  func(m match) bool { return m.before == "" || m.unit.heading },
 		Instead: "the term without bold, or define it in " + glossaryFile,
-		Bad:     "A sandbox has a **frobnicator**.", Good: "A sandbox has a frobnicator.",
 	}
 )
 
@@ -97,29 +65,18 @@ var rules = []*Rule{
 		ID: "nobody", In: inText | Local | Name, Pattern: re(`\bnobody\b`),
 		Unless:  func(m match) bool { return m.previous() == "user" || m.previous() == "group" },
 		Instead: "the subject: no client, no request, no longer used",
-		Bad:     "Nobody waits for the lock.", Good: "No request waits for the lock.",
 	},
-	{
-		ID: "whoever", In: inText, Pattern: re(`\bwho(?:so|m)?ever\b`),
-		Instead: "the caller that, the client that",
-		Bad:     "Whoever holds the lease releases it.", Good: "The caller that holds the lease releases it.",
-	},
+	{ID: "whoever", In: inText, Pattern: re(`\bwho(?:so|m)?ever\b`), Instead: "the caller that, the client that"},
 	{
 		ID: "who", In: inText, Pattern: re(`\bwho(?:m)?\b`),
 		Unless:  func(m match) bool { return persons[m.previous()] || persons[strings.TrimSuffix(m.previous(), "s")] },
 		Instead: "the client, the operator, the request: who needs a person before it",
-		Bad:     "Who finds no instance waits for one.", Good: "Clients who find no instance wait for one.",
 	},
-	{
-		ID: "somebody", In: inText | Local | Name, Pattern: re(`\b(?:some|any|every)body\b`),
-		Instead: "a caller, any client, all users",
-		Bad:     "Somebody uses the sandbox.", Good: "A client uses the sandbox.",
-	},
+	{ID: "somebody", In: inText | Local | Name, Pattern: re(`\b(?:some|any|every)body\b`), Instead: "a caller, any client, all users"},
 	{
 		ID: "is-no", In: inText, Pattern: re(`\b(?:is|are|was|were|be|been)\s+no\s+[a-z%"'*]\S*`),
 		Unless:  isNoIsFine,
 		Instead: "is not a X, invalid X, has no X",
-		Bad:     "It is no request that can be carried.", Good: "It is not a request that can be carried.",
 	},
 	{
 		ID: "no-such", In: inText, Pattern: re(`\bno such\b`),
@@ -128,110 +85,66 @@ var rules = []*Rule{
 			return startsWithAny(m.after, " file", " process", " host", " device", " attribute")
 		},
 		Instead: "unknown X, X does not exist",
-		Bad:     "There is no such sandbox.", Good: "The sandbox does not exist.",
 	},
 	{
 		ID: "that-of", In: inText, Pattern: re(`\b(?:that|those) of\b`),
 		Unless:  func(m match) bool { return strings.HasPrefix(m.after, " course") },
 		Instead: "the owner's X, or the noun again",
-		Bad:     "The rules are those of the owner.", Good: "The rules are the owner's.",
 	},
 	{
 		ID: "of-which", In: inText, Pattern: re(`\bof (?:which|whose|whom)\b`),
 		Unless:  func(m match) bool { return quantities[m.previous()] },
 		Instead: "whose X, or a sentence of its own",
-		Bad:     "A node of which all sandboxes run.", Good: "A node whose sandboxes all run.",
 	},
 	{
 		ID: "is-there", In: inText, Pattern: re(`\b(?:that|which|what) (?:is|are|was|were) (?:already |still |not )?there\b|\b(?:is|are|was|were) (?:already |still |not )?there(?:\s*[.;,:)]|$)`),
 		Instead: "exists, is present; existing X",
-		Bad:     "A file that is there stays.", Good: "An existing file stays.",
 	},
 	{
 		ID: "headless-what", In: Prose, Pattern: re(`(?:^|[.!?] )what [^?.;:]*`),
 		Unless:  whatIsFine,
 		Instead: "the noun: the state that, the bytes that",
-		Bad:     "What a policy wrote stays for a day.", Good: "The output of a policy stays for a day.",
 	},
 	{
 		ID: "says", In: inText, Pattern: re(`\b(?:says?|said|saying) (?:whether|that|why|what|how|when|where|which|who|so|if)\b`),
 		Instead: "reports whether, returns, describes, documents",
-		Bad:     "Running says whether the sandbox runs.", Good: "Running reports whether the sandbox runs.",
 	},
-	{
-		ID: "told", In: inText, Pattern: re(`\b(?:tells?|told|telling)\b`),
-		Instead: "report, notify, inform; distinguish",
-		Bad:     "The guest is told of the change.", Good: "The guest is notified of the change.",
-	},
-	{
-		ID: "hears", In: inText, Pattern: re(`\b(?:hears?|heard|hearing)\b`),
-		Instead: "receives, is notified",
-		Bad:     "The client hears of the end.", Good: "The client is notified of the end.",
-	},
+	{ID: "told", In: inText, Pattern: re(`\b(?:tells?|told|telling)\b`), Instead: "report, notify, inform; distinguish"},
+	{ID: "hears", In: inText, Pattern: re(`\b(?:hears?|heard|hearing)\b`), Instead: "receives, is notified"},
 	{
 		ID: "gives-back", In: inText, Pattern: re(`\b(?:gives?|gave|given|giving|puts?|putting|hands?|handed|handing) (?:it |them |\w+ \w+ )?back\b`),
 		Instead: "release, return, restore",
-		Bad:     "It gives the slot back.", Good: "It releases the slot.",
 	},
 	{
 		ID: "for-ever", In: inText, Pattern: re(`\bfor (?:ever\b|good\b)`),
 		Unless:  func(m match) bool { return startsWithAny(m.after, " reason", " measure", " cause") },
 		Instead: "permanently, indefinitely",
-		Bad:     "The name is reserved for ever.", Good: "The name is reserved permanently.",
 	},
-	{
-		ID: "at-once", In: inText, Pattern: re(`\bat once\b`),
-		Instead: "immediately; concurrently, at the same time",
-		Bad:     "It ends at once.", Good: "It ends immediately.",
-	},
-	{
-		ID: "beside", In: inText, Pattern: re(`\bbeside\b`),
-		Instead: "next to, in addition to, in parallel with",
-		Bad:     "A file beside the store.", Good: "A file next to the store.",
-	},
+	{ID: "at-once", In: inText, Pattern: re(`\bat once\b`), Instead: "immediately; concurrently, at the same time"},
+	{ID: "beside", In: inText, Pattern: re(`\bbeside\b`), Instead: "next to, in addition to, in parallel with"},
 	{
 		ID: "archaic", In: inText, Pattern: re(`\b(?:amiss|lately|wholly|thereby|mend(?:s|ed|ing)?|thus|whence|therein|thereof|whereof|nought|naught|lest|ere)\b`),
 		Instead: "wrong, recently, entirely, repair, so: plain modern words",
-		Bad:     "Something was wrong lately.", Good: "Something was wrong recently.",
 	},
-	{
-		ID: "he", In: inText, Pattern: re(`\b(?:he|his|him|himself|she|her|hers|herself)\b`),
-		Instead: "it, its, they, their",
-		Bad:     "An owner sees his sandboxes.", Good: "Owners see their sandboxes.",
-	},
+	{ID: "he", In: inText, Pattern: re(`\b(?:he|his|him|himself|she|her|hers|herself)\b`), Instead: "it, its, they, their"},
 	{
 		ID: "has-it", In: inText, Pattern: re(`\b(?:has|have|had|having) (?:it|them|itself|themselves) (?:\w+ed|do|done|make|made|send|sent|run|read|write|written|know|known|be|go|start|stop|wake|sleep|built|given|set|kept|put|say|said|wait)\b`),
 		Instead: "makes X do, requests X; an active verb",
-		Bad:     "The node has it removed.", Good: "The node removes it.",
 	},
-	{
-		ID: "anew", In: inText | Local | Name, Pattern: re(`\banew\b|\bonce more\b`),
-		Instead: "again",
-		Bad:     "It begins anew.", Good: "It begins again.",
-	},
-	{
-		ID: "look-at", In: inText, Pattern: re(`\blook(?:s|ed|ing)? (?:at|for|into|after|upon)\b`),
-		Instead: "inspect, search, poll, read",
-		Bad:     "It looks at the cgroup every second.", Good: "It polls the cgroup every second.",
-	},
+	{ID: "anew", In: inText | Local | Name, Pattern: re(`\banew\b|\bonce more\b`), Instead: "again"},
+	{ID: "look-at", In: inText, Pattern: re(`\blook(?:s|ed|ing)? (?:at|for|into|after|upon)\b`), Instead: "inspect, search, poll, read"},
 	{
 		ID: "answers", In: inText, Pattern: re(`\banswer(?:s|ed|ing)?\b`),
 		Unless:  answersQuestion,
 		Instead: "responds, response (DNS alone has answers)",
-		Bad:     "The server answers 404.", Good: "The server responds 404.",
 	},
-	{
-		ID: "kept", In: Prose, Warn: true, Pattern: re(`\b(?:kept|keeps?)\b`),
-		Instead: "stored, cached, retained",
-		Bad:     "The names are kept.", Good: "The names are stored.",
-	},
+	{ID: "kept", In: Prose, Warn: true, Pattern: re(`\b(?:kept|keeps?)\b`), Instead: "stored, cached, retained"},
 	{
 		ID: "spelling", In: inText | Local | Name, Pattern: re(`\b(?:dial|cancel|label|model|signal|travel|channel|tunnel|marshal|unmarshal|level|total|equal|fuel|panel)l(?:ed|ing|er|ers)\b` +
 			`|\b(?:behaviour|colour|honour|favour|neighbour|flavour|harbour|rumour|armour|labour)(?:s|ed|ing|able|al|ite)?\b` +
 			`|\b(?:recogn|normal|author|organ|minim|maxim|optim|initial|serial|summar|util|synchron|categor|custom|final|general|priorit|special|standard|token|visual|central|local|real|emphas|apolog|critic|material|neutral|stabil|random|sanit)is(?:e|ed|es|er|ers|ing|ation|ations)\b` +
 			`|\b(?:centre|centred|licence|licences|grey|catalogue|catalogues|programme|programmes|whilst|amongst|artefacts?|analyse[ds]?|analysing|defence|offence)\b`),
 		Instead: "US spelling: dialed, canceled, recognized, behavior",
-		Bad:     "The host was dialled.", Good: "The host was dialed.",
 	},
 	{
 		ID: "name", In: inNames,
@@ -240,12 +153,10 @@ var rules = []*Rule{
 			anyway worse lives ail ails whose`),
 		Unless:  nameIsFine,
 		Instead: "the field's term: acquire, release, quota, slot, response, report, stored, poll, route",
-		Bad:     "func (l *limiter) takePlace() {}", Good: "func (l *limiter) acquireSlot() {}",
 	},
 	{
 		ID: "name-local", In: Local, Words: wordSet(`told said deaf frost worse lives ail ails whose`),
 		Instead: "the field's term: reported, parsed, result",
-		Bad:     "func f() { told := 1; _ = told }", Good: "func f() { reported := 1; _ = reported }",
 	},
 	ruleMethodName, ruleErrorGerund, ruleErrorCapital, ruleLogForm, ruleLogGerund, ruleLogCase, ruleLogConstant, ruleLogKey, ruleGlossary, ruleTestkit,
 }
