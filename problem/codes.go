@@ -3,7 +3,6 @@ package problem
 import (
 	"net/http"
 	"slices"
-	"strings"
 )
 
 // Definition describes a code. All responses with the code have its status and title.
@@ -14,26 +13,11 @@ type Definition struct {
 	RetryAfter int
 	Title      string // such as "Sandbox not found"
 	Meaning    string // cause and remedy, in Markdown
-	Group      Group
 	From       Source
 }
 
 // Code returns the defined code.
 func (d Definition) Code() Code { return Code{d.Name} }
-
-// Group is a section of docs/reference/errors.md.
-type Group string
-
-const (
-	groupRequests     Group = "Requests"
-	groupSandboxes    Group = "Sandboxes"
-	groupCommands     Group = "Commands, files and processes"
-	groupNode         Group = "The node"
-	groupEgressConfig Group = "Rules, secrets and policies"
-	groupPreviews     Group = "Previews"
-	groupEgress       Group = "Egress"
-	groupProxy        Group = "The proxy"
-)
 
 // Source is a set of the parts of a node that send a code.
 type Source uint8
@@ -44,20 +28,6 @@ const (
 	Egress                     // egress, to programs in sandboxes
 	Proxy                      // the proxy, to programs outside of sandboxes
 )
-
-// sourceNames of Source, from the lowest bit.
-var sourceNames = []string{"API", "previews", "egress", "proxy"}
-
-// String lists the parts, such as "API, previews".
-func (s Source) String() string {
-	var names []string
-	for i, name := range sourceNames {
-		if s&(1<<i) != 0 {
-			names = append(names, name)
-		}
-	}
-	return strings.Join(names, ", ")
-}
 
 // outbound are the sources of codes for outgoing requests: what the proxy accepts
 // takes the same path as requests of sandboxes.
@@ -75,17 +45,17 @@ var (
 type retryAfter int
 
 // define registers a code.
-func define(group Group, from Source, name string, status int, title, meaning string, retry ...retryAfter) Code {
+func define(from Source, name string, status int, title, meaning string, retry ...retryAfter) Code {
 	if _, twice := registry[name]; twice {
 		panic("problem: code " + name + " is defined twice")
 	}
-	d := Definition{Name: name, Status: status, Title: title, Meaning: meaning, Group: group, From: from}
+	d := Definition{Name: name, Status: status, Title: title, Meaning: meaning, From: from}
 	if len(retry) > 0 {
 		d.RetryAfter = int(retry[0])
 	}
 	registry[name] = d
 	ordered = append(ordered, d)
-	return d.Code()
+	return Code{name}
 }
 
 // All returns the definitions of all codes, in the order of docs/reference/errors.md.
@@ -93,234 +63,234 @@ func All() []Definition { return slices.Clone(ordered) }
 
 // Requests.
 var (
-	RequestInvalid = define(groupRequests, API, "request_invalid", http.StatusUnprocessableEntity, "Invalid request",
+	RequestInvalid = define(API, "request_invalid", http.StatusUnprocessableEntity, "Invalid request",
 		"A field, parameter or header is invalid or unknown. `errors` lists up to 20 errors with their locations.")
-	JSONInvalid = define(groupRequests, API, "json_invalid", http.StatusBadRequest, "Invalid JSON",
+	JSONInvalid = define(API, "json_invalid", http.StatusBadRequest, "Invalid JSON",
 		"The body is empty, not valid JSON, or not UTF-8.")
-	NameInvalid = define(groupRequests, API, "name_invalid", http.StatusUnprocessableEntity, "Invalid name",
+	NameInvalid = define(API, "name_invalid", http.StatusUnprocessableEntity, "Invalid name",
 		"A sandbox name has 1 to 63 of `a-z`, `0-9` and hyphens. The name of a secret or policy has 1 to 64 of `a-z`, `0-9`, `-` and `_`. A process name must not look like a process id.")
-	MediaTypeUnsupported = define(groupRequests, API, "media_type_unsupported", http.StatusUnsupportedMediaType, "Unsupported media type",
+	MediaTypeUnsupported = define(API, "media_type_unsupported", http.StatusUnsupportedMediaType, "Unsupported media type",
 		"The route does not accept the request's Content-Type. Routes with a JSON body accept `application/json`, or no Content-Type.")
-	BodyTooLarge = define(groupRequests, API|Preview, "body_too_large", http.StatusRequestEntityTooLarge, "Body too large",
+	BodyTooLarge = define(API|Preview, "body_too_large", http.StatusRequestEntityTooLarge, "Body too large",
 		"In the API, a JSON body has at most 1 MiB, the JSON form of a file 4 MiB, and a policy 16 MiB; other bodies have no limit. For previews, the operator sets the limit with Caddy's `request_body`.")
-	BodyIncomplete = define(groupRequests, API|outbound, "body_incomplete", http.StatusBadRequest, "Incomplete body",
+	BodyIncomplete = define(API|outbound, "body_incomplete", http.StatusBadRequest, "Incomplete body",
 		"The body ended early or is not valid HTTP. Nothing has changed, except that entries of an archive that arrived whole stay. Send the request again.")
-	BodyTimeout = define(groupRequests, API, "body_timeout", http.StatusRequestTimeout, "Timeout reading the body",
+	BodyTimeout = define(API, "body_timeout", http.StatusRequestTimeout, "Timeout reading the body",
 		"No part of the body arrived for 60 s.")
-	URITooLong = define(groupRequests, API, "uri_too_long", http.StatusRequestURITooLong, "URI too long",
+	URITooLong = define(API, "uri_too_long", http.StatusRequestURITooLong, "URI too long",
 		"Path and query have at most 16,384 bytes. (For a header larger than its `max_header_size`, Caddy responds with a plain 431.)")
-	HeaderTooLarge = define(groupRequests, outbound, "header_too_large", http.StatusRequestHeaderFieldsTooLarge, "Header too large",
+	HeaderTooLarge = define(outbound, "header_too_large", http.StatusRequestHeaderFieldsTooLarge, "Header too large",
 		"The header of an outgoing request has at most 64 KiB.")
-	Unauthorized = define(groupRequests, API, "unauthorized", http.StatusUnauthorized, "Valid token required",
+	Unauthorized = define(API, "unauthorized", http.StatusUnauthorized, "Valid token required",
 		"The token is missing or wrong. Send `Authorization: Bearer TOKEN`.")
-	RouteNotFound = define(groupRequests, API, "route_not_found", http.StatusNotFound, "Route not found",
+	RouteNotFound = define(API, "route_not_found", http.StatusNotFound, "Route not found",
 		"The API has no route with this path. (A missing sandbox is `sandbox_not_found`.)")
-	MethodNotAllowed = define(groupRequests, API|Preview|outbound, "method_not_allowed", http.StatusMethodNotAllowed, "Method not allowed",
+	MethodNotAllowed = define(API|Preview|outbound, "method_not_allowed", http.StatusMethodNotAllowed, "Method not allowed",
 		"The route does not support the method; the header `Allow` lists those that it supports. On an intercepted connection, `CONNECT` is not supported.")
-	RequestMisdirected = define(groupRequests, API|outbound, "request_misdirected", http.StatusMisdirectedRequest, "Misdirected request",
+	RequestMisdirected = define(API|outbound, "request_misdirected", http.StatusMisdirectedRequest, "Misdirected request",
 		"The request is for another host than its connection. In the API: the connection was made to a preview; connect to the API's own name. In egress: the name that was looked up, the TLS server name and the host of the request must agree.")
-	RangeNotSatisfiable = define(groupRequests, API, "range_not_satisfiable", http.StatusRequestedRangeNotSatisfiable, "Range not satisfiable",
+	RangeNotSatisfiable = define(API, "range_not_satisfiable", http.StatusRequestedRangeNotSatisfiable, "Range not satisfiable",
 		"The range is outside of the file. The header `Content-Range` has the size of the file.")
-	UpgradeRequired = define(groupRequests, API, "upgrade_required", http.StatusUpgradeRequired, "WebSocket required",
+	UpgradeRequired = define(API, "upgrade_required", http.StatusUpgradeRequired, "WebSocket required",
 		"The route is a WebSocket. Connect with a WebSocket client over HTTP/1.1.")
-	ClientDisconnected = define(groupRequests, API|outbound, "client_disconnected", statusClientClosedRequest, "Client disconnected",
+	ClientDisconnected = define(API|outbound, "client_disconnected", statusClientClosedRequest, "Client disconnected",
 		"The client closed the connection before the response. Clients never receive this code; logs have it.")
 )
 
 // Sandboxes.
 var (
-	SandboxNotFound = define(groupSandboxes, API, "sandbox_not_found", http.StatusNotFound, "Sandbox not found",
+	SandboxNotFound = define(API, "sandbox_not_found", http.StatusNotFound, "Sandbox not found",
 		"You have no sandbox with this id or name. `GET /sandbox` lists yours.")
-	SandboxDestroyed = define(groupSandboxes, API, "sandbox_destroyed", http.StatusGone, "Sandbox destroyed",
+	SandboxDestroyed = define(API, "sandbox_destroyed", http.StatusGone, "Sandbox destroyed",
 		"The sandbox was destroyed during the request.")
-	SandboxConflict = define(groupSandboxes, API, "sandbox_conflict", http.StatusConflict, "Sandbox exists and differs",
+	SandboxConflict = define(API, "sandbox_conflict", http.StatusConflict, "Sandbox exists and differs",
 		"Another sandbox has the name, or the sandbox of this name has another image or size. Use another name, or destroy the other sandbox first.")
-	SandboxBusy = define(groupSandboxes, API, "sandbox_busy", http.StatusConflict, "Sandbox in use",
+	SandboxBusy = define(API, "sandbox_busy", http.StatusConflict, "Sandbox in use",
 		"Requests, commands or transfers keep the sandbox from sleeping or stopping. Try again when they have ended, or use `force=true`.", retryAfter(1))
-	SandboxTimeout = define(groupSandboxes, API, "sandbox_timeout", http.StatusGatewayTimeout, "Sandbox timed out",
+	SandboxTimeout = define(API, "sandbox_timeout", http.StatusGatewayTimeout, "Sandbox timed out",
 		"The sandbox did not respond in time. Try again; if that fails, stop the sandbox and try again.")
-	SandboxLimitExceeded = define(groupSandboxes, API, "sandbox_limit_exceeded", http.StatusServiceUnavailable, "Too many sandboxes",
+	SandboxLimitExceeded = define(API, "sandbox_limit_exceeded", http.StatusServiceUnavailable, "Too many sandboxes",
 		"The node has as many sandboxes as its `max_sandboxes` allows. Destroy one first.", retryAfter(60))
-	WaiterLimitExceeded = define(groupSandboxes, API|Preview, "waiter_limit_exceeded", http.StatusServiceUnavailable, "Too many requests waiting for a wake",
+	WaiterLimitExceeded = define(API|Preview, "waiter_limit_exceeded", http.StatusServiceUnavailable, "Too many requests waiting for a wake",
 		"More requests wait for sandboxes to wake than the node's `max_waiters` and `max_waiters_per_sandbox` allow.", retryAfter(1))
-	WakeFailed = define(groupSandboxes, API|Preview, "wake_failed", http.StatusBadGateway, "Failed to wake the sandbox",
+	WakeFailed = define(API|Preview, "wake_failed", http.StatusBadGateway, "Failed to wake the sandbox",
 		"The sandbox did not start, or its container ended while it started. The sandbox's events have the cause. In previews, `container_output` is the last line that the container wrote, except on public ports.")
-	SleepFailed = define(groupSandboxes, API, "sleep_failed", http.StatusBadGateway, "Failed to put the sandbox to sleep",
+	SleepFailed = define(API, "sleep_failed", http.StatusBadGateway, "Failed to put the sandbox to sleep",
 		"The processes of the sandbox could not be frozen, such as when one waits for a disk that does not respond. The sandbox is still running. Try again, or stop it.")
-	ImageNotAllowed = define(groupSandboxes, API, "image_not_allowed", http.StatusUnprocessableEntity, "Image not allowed",
+	ImageNotAllowed = define(API, "image_not_allowed", http.StatusUnprocessableEntity, "Image not allowed",
 		"The node's configuration does not allow the image. `GET /node` lists the images that it allows.")
-	ImageUnavailable = define(groupSandboxes, API, "image_unavailable", http.StatusUnprocessableEntity, "Image not available",
+	ImageUnavailable = define(API, "image_unavailable", http.StatusUnprocessableEntity, "Image not available",
 		"The image is not on the node and could not be pulled. `detail` has the error of the image registry.")
-	QuarantineNotFound = define(groupSandboxes, API, "quarantine_not_found", http.StatusNotFound, "Not in quarantine",
+	QuarantineNotFound = define(API, "quarantine_not_found", http.StatusNotFound, "Not in quarantine",
 		"No container with this id is in quarantine. `GET /node` lists those that are.")
-	PortNotExposed = define(groupSandboxes, API, "port_not_exposed", http.StatusNotFound, "Port not exposed",
+	PortNotExposed = define(API, "port_not_exposed", http.StatusNotFound, "Port not exposed",
 		"The sandbox does not expose this port. `GET /sandbox/{id}/ports` lists those that it exposes.")
-	PortNotReady = define(groupSandboxes, API|Preview, "port_not_ready", http.StatusGatewayTimeout, "Port not ready",
+	PortNotReady = define(API|Preview, "port_not_ready", http.StatusGatewayTimeout, "Port not ready",
 		"No process listened on the port in time: within `wait_timeout` of the request in the API, or of the node's configuration in previews. In the API the port is exposed nevertheless; if the declared process has crashed, `detail` has its exit code and last lines.", retryAfter(2))
 )
 
-// Inside a sandbox.
+// Commands, files and processes.
 var (
-	CommandNotFound = define(groupCommands, API, "command_not_found", http.StatusUnprocessableEntity, "Command not found",
+	CommandNotFound = define(API, "command_not_found", http.StatusUnprocessableEntity, "Command not found",
 		"The sandbox has no program with the name in `argv[0]`.")
-	CommandNotExecutable = define(groupCommands, API, "command_not_executable", http.StatusUnprocessableEntity, "Command not executable",
+	CommandNotExecutable = define(API, "command_not_executable", http.StatusUnprocessableEntity, "Command not executable",
 		"The file in `argv[0]` cannot be executed: it lacks the permission, is a directory, or needs a binary format or interpreter that the sandbox does not have.")
-	ShellNotFound = define(groupCommands, API, "shell_not_found", http.StatusUnprocessableEntity, "Shell not found",
+	ShellNotFound = define(API, "shell_not_found", http.StatusUnprocessableEntity, "Shell not found",
 		"`command` needs `/bin/sh`, which the image does not have. Use `argv`.")
-	PathNotFound = define(groupCommands, API, "path_not_found", http.StatusNotFound, "Path not found",
+	PathNotFound = define(API, "path_not_found", http.StatusNotFound, "Path not found",
 		"The sandbox has no file or directory with this path.")
-	PathExists = define(groupCommands, API, "path_exists", http.StatusConflict, "Path exists",
+	PathExists = define(API, "path_exists", http.StatusConflict, "Path exists",
 		"A directory with this path exists and cannot be replaced.")
-	PathNotDirectory = define(groupCommands, API, "path_not_directory", http.StatusConflict, "Not a directory",
+	PathNotDirectory = define(API, "path_not_directory", http.StatusConflict, "Not a directory",
 		"The path, or a part of it, is not a directory.")
-	PathIsDirectory = define(groupCommands, API, "path_is_directory", http.StatusConflict, "Is a directory",
+	PathIsDirectory = define(API, "path_is_directory", http.StatusConflict, "Is a directory",
 		"The path is a directory; a file is expected.")
-	DirectoryNotEmpty = define(groupCommands, API, "directory_not_empty", http.StatusConflict, "Directory not empty",
+	DirectoryNotEmpty = define(API, "directory_not_empty", http.StatusConflict, "Directory not empty",
 		"The directory has entries. Use `recursive=true` to delete them too.")
-	PathNotPermitted = define(groupCommands, API, "path_not_permitted", http.StatusForbidden, "Path not permitted",
+	PathNotPermitted = define(API, "path_not_permitted", http.StatusForbidden, "Path not permitted",
 		"The path is read-only or protected.")
-	SandboxDiskFull = define(groupCommands, API, "sandbox_disk_full", http.StatusInsufficientStorage, "Sandbox disk full",
+	SandboxDiskFull = define(API, "sandbox_disk_full", http.StatusInsufficientStorage, "Sandbox disk full",
 		"The sandbox has no disk space left. A file that was to be replaced is unchanged.")
-	RequestTooLarge = define(groupCommands, API, "request_too_large", http.StatusRequestEntityTooLarge, "Request too large for the sandbox",
+	RequestTooLarge = define(API, "request_too_large", http.StatusRequestEntityTooLarge, "Request too large for the sandbox",
 		"The request exceeds a limit of the sandbox, such as 4 MiB for a command with its environment.")
-	ArchiveUnsafe = define(groupCommands, API, "archive_unsafe", http.StatusUnprocessableEntity, "Unsafe archive",
+	ArchiveUnsafe = define(API, "archive_unsafe", http.StatusUnprocessableEntity, "Unsafe archive",
 		"An entry of the archive has `..`, an absolute path, or a link that leads out of the directory. Earlier entries are unpacked.")
-	ProcessNotFound = define(groupCommands, API, "process_not_found", http.StatusNotFound, "Process not found",
+	ProcessNotFound = define(API, "process_not_found", http.StatusNotFound, "Process not found",
 		"The sandbox has no process with this id or name, or the process has ended and cannot be signaled.")
-	ProcessExists = define(groupCommands, API, "process_exists", http.StatusConflict, "Process exists",
+	ProcessExists = define(API, "process_exists", http.StatusConflict, "Process exists",
 		"A process with this name is running. Use another name, or end that process first.")
-	ProcessLimitExceeded = define(groupCommands, API, "process_limit_exceeded", http.StatusConflict, "Too many processes",
+	ProcessLimitExceeded = define(API, "process_limit_exceeded", http.StatusConflict, "Too many processes",
 		"The sandbox runs 256 background processes, or as many processes as its size allows.")
-	GuestLost = define(groupCommands, API, "guest_lost", http.StatusBadGateway, "Sandbox stopped during the request",
+	GuestLost = define(API, "guest_lost", http.StatusBadGateway, "Sandbox stopped during the request",
 		"The sandbox ended or stopped before the request was complete. The result of a command is unknown. The sandbox's events have the cause.")
-	GuestError = define(groupCommands, API, "guest_error", http.StatusBadGateway, "Sandbox failed",
+	GuestError = define(API, "guest_error", http.StatusBadGateway, "Sandbox failed",
 		"The sandbox sent an invalid response. The node's log has the cause.")
 )
 
 // The node.
 var (
-	NodeUnavailable = define(groupNode, API|Preview|outbound, "node_unavailable", http.StatusServiceUnavailable, "Node starting or shutting down",
+	NodeUnavailable = define(API|Preview|outbound, "node_unavailable", http.StatusServiceUnavailable, "Node starting or shutting down",
 		"Try again when the node is up.", retryAfter(5))
-	EngineUnavailable = define(groupNode, API|Preview, "engine_unavailable", http.StatusServiceUnavailable, "Container engine not available",
+	EngineUnavailable = define(API|Preview, "engine_unavailable", http.StatusServiceUnavailable, "Container engine not available",
 		"Podman does not respond. `doze doctor` on the node finds the cause.", retryAfter(5))
-	DescriptorsExhausted = define(groupNode, API, "descriptors_exhausted", http.StatusServiceUnavailable, "File descriptors exhausted",
+	DescriptorsExhausted = define(API, "descriptors_exhausted", http.StatusServiceUnavailable, "File descriptors exhausted",
 		"The node or its host has no file descriptors left. `detail` names the limit to raise.", retryAfter(5))
-	NodeDiskFull = define(groupNode, API, "node_disk_full", http.StatusInsufficientStorage, "Node disk full",
+	NodeDiskFull = define(API, "node_disk_full", http.StatusInsufficientStorage, "Node disk full",
 		"The node has no disk space left for its data. Nothing has changed.")
-	StreamLimitExceeded = define(groupNode, API, "stream_limit_exceeded", http.StatusServiceUnavailable, "Too many streams",
+	StreamLimitExceeded = define(API, "stream_limit_exceeded", http.StatusServiceUnavailable, "Too many streams",
 		"1,024 streams are open on the node.", retryAfter(5))
-	CallLimitExceeded = define(groupNode, API, "call_limit_exceeded", http.StatusServiceUnavailable, "Too many calls",
+	CallLimitExceeded = define(API, "call_limit_exceeded", http.StatusServiceUnavailable, "Too many calls",
 		"512 commands and transfers are in progress on the node. A command counts once for each MiB of `max_output_bytes`, a pushed policy 16 times.", retryAfter(1))
-	InternalError = define(groupNode, API, "internal_error", http.StatusInternalServerError, "Internal error",
+	InternalError = define(API, "internal_error", http.StatusInternalServerError, "Internal error",
 		"The node failed. Its log has the cause, with the `request_id`.")
 )
 
 // Rules, secrets and policies.
 var (
-	RulesInvalid = define(groupEgressConfig, API, "rules_invalid", http.StatusUnprocessableEntity, "Invalid rules",
+	RulesInvalid = define(API, "rules_invalid", http.StatusUnprocessableEntity, "Invalid rules",
 		"`errors` lists up to 20 errors with their locations. Nothing has changed.")
-	RevisionConflict = define(groupEgressConfig, API, "revision_conflict", http.StatusPreconditionFailed, "Rules changed",
+	RevisionConflict = define(API, "revision_conflict", http.StatusPreconditionFailed, "Rules changed",
 		"The rules do not have the revision in `If-Match`. Get them, make the change again, and send their new ETag.")
-	SecretNotFound = define(groupEgressConfig, API, "secret_not_found", http.StatusNotFound, "Secret not found",
+	SecretNotFound = define(API, "secret_not_found", http.StatusNotFound, "Secret not found",
 		"You have no secret with this name. `GET /secrets` lists yours.")
-	SecretLimitExceeded = define(groupEgressConfig, API, "secret_limit_exceeded", http.StatusConflict, "Too many secrets",
+	SecretLimitExceeded = define(API, "secret_limit_exceeded", http.StatusConflict, "Too many secrets",
 		"You have 1,000 secrets, or 100 secrets or 256 KiB for one host; `detail` names the limit. Delete one first.")
-	PolicyNotFound = define(groupEgressConfig, API, "policy_not_found", http.StatusNotFound, "Policy not found",
+	PolicyNotFound = define(API, "policy_not_found", http.StatusNotFound, "Policy not found",
 		"You have no policy with this name. `GET /policies` lists yours and the built-in ones.")
-	PolicyInvalid = define(groupEgressConfig, API, "policy_invalid", http.StatusUnprocessableEntity, "Invalid policy",
+	PolicyInvalid = define(API, "policy_invalid", http.StatusUnprocessableEntity, "Invalid policy",
 		"The body is not a WebAssembly module, or the module lacks something that a policy needs; `detail` names it.")
-	PolicyInUse = define(groupEgressConfig, API, "policy_in_use", http.StatusConflict, "Policy in use",
+	PolicyInUse = define(API, "policy_in_use", http.StatusConflict, "Policy in use",
 		"Rules use the policy; `detail` lists them. Change them first.")
-	PolicyBuiltIn = define(groupEgressConfig, API, "policy_built_in", http.StatusConflict, "Built-in policy",
+	PolicyBuiltIn = define(API, "policy_built_in", http.StatusConflict, "Built-in policy",
 		"Built-in policies cannot be deleted; only pushed ones can.")
-	PolicyLimitExceeded = define(groupEgressConfig, API, "policy_limit_exceeded", http.StatusConflict, "Too many policies",
+	PolicyLimitExceeded = define(API, "policy_limit_exceeded", http.StatusConflict, "Too many policies",
 		"You have 100 policies, or policies of 256 MiB in total. Delete one first.")
-	PushLimitExceeded = define(groupEgressConfig, API, "push_limit_exceeded", http.StatusTooManyRequests, "Too many concurrent pushes",
+	PushLimitExceeded = define(API, "push_limit_exceeded", http.StatusTooManyRequests, "Too many concurrent pushes",
 		"Two of your policies, or eight of all owners, are being pushed.", retryAfter(5))
 )
 
 // Previews.
 var (
-	PreviewNotFound = define(groupPreviews, Preview, "preview_not_found", http.StatusNotFound, "Preview not found",
+	PreviewNotFound = define(Preview, "preview_not_found", http.StatusNotFound, "Preview not found",
 		"The address is mistyped, the port is no longer exposed, or the sandbox was destroyed.")
-	SandboxNotRunning = define(groupPreviews, Preview, "sandbox_not_running", http.StatusGone, "Sandbox not running",
+	SandboxNotRunning = define(Preview, "sandbox_not_running", http.StatusGone, "Sandbox not running",
 		"The port has wake mode `never`, so requests do not wake the sandbox. Wake it with the API, or expose the port with another wake mode.")
-	SandboxStopped = define(groupPreviews, Preview, "sandbox_stopped", http.StatusServiceUnavailable, "Sandbox stopped",
+	SandboxStopped = define(Preview, "sandbox_stopped", http.StatusServiceUnavailable, "Sandbox stopped",
 		"The sandbox is stopped, and background requests of a page, prefetches, HEAD requests and crawlers do not start it. Open or reload the page, or expose the port with wake mode `any`.", retryAfter(30))
-	SandboxAsleep = define(groupPreviews, Preview, "sandbox_asleep", http.StatusServiceUnavailable, "Sandbox asleep",
+	SandboxAsleep = define(Preview, "sandbox_asleep", http.StatusServiceUnavailable, "Sandbox asleep",
 		"The sandbox is asleep, and prefetches do not wake it.", retryAfter(30))
-	WakeTimeout = define(groupPreviews, Preview, "wake_timeout", http.StatusGatewayTimeout, "Sandbox still waking",
+	WakeTimeout = define(Preview, "wake_timeout", http.StatusGatewayTimeout, "Sandbox still waking",
 		"The sandbox did not wake within `wait_timeout`. The wake continues; try again.", retryAfter(2))
-	PortNotListening = define(groupPreviews, Preview, "port_not_listening", http.StatusBadGateway, "Port not listening",
+	PortNotListening = define(Preview, "port_not_listening", http.StatusBadGateway, "Port not listening",
 		"The sandbox is running, but no process in it listens on the port.")
-	ProcessExited = define(groupPreviews, Preview, "process_exited", http.StatusBadGateway, "Process exited",
+	ProcessExited = define(Preview, "process_exited", http.StatusBadGateway, "Process exited",
 		"No process listens on the port: every declared process has ended with an error since the sandbox started, and no other process runs. `process` describes the last one, with up to 20 lines or 4 KiB of its output except on public ports.")
-	ServerDisconnected = define(groupPreviews, Preview, "server_disconnected", http.StatusBadGateway, "Server disconnected",
+	ServerDisconnected = define(Preview, "server_disconnected", http.StatusBadGateway, "Server disconnected",
 		"The server in the sandbox closed the connection before its response was complete.")
-	ServerResponseInvalid = define(groupPreviews, Preview, "server_response_invalid", http.StatusBadGateway, "Invalid response from the server",
+	ServerResponseInvalid = define(Preview, "server_response_invalid", http.StatusBadGateway, "Invalid response from the server",
 		"The server in the sandbox sent a status below 100, or switched to a protocol that was not requested.")
-	ServerProtocolMismatch = define(groupPreviews, Preview, "server_protocol_mismatch", http.StatusBadGateway, "Server requires HTTP/2",
+	ServerProtocolMismatch = define(Preview, "server_protocol_mismatch", http.StatusBadGateway, "Server requires HTTP/2",
 		"The server in the sandbox supports HTTP/2 only, and the port has protocol `http1`, or the request could not be sent again. Expose the port with protocol `h2c`; with `auto`, try again.")
-	RequestLimitExceeded = define(groupPreviews, Preview, "request_limit_exceeded", http.StatusServiceUnavailable, "Too many requests in progress",
+	RequestLimitExceeded = define(Preview, "request_limit_exceeded", http.StatusServiceUnavailable, "Too many requests in progress",
 		"More requests are in progress than `max_requests` and `max_requests_per_sandbox` allow.", retryAfter(1))
 )
 
 // Egress.
 var (
-	EgressDenied = define(groupEgress, outbound, "egress_denied", http.StatusForbidden, "Denied by egress rules",
+	EgressDenied = define(outbound, "egress_denied", http.StatusForbidden, "Denied by egress rules",
 		"A rule denies the request, or no rule allows it. `rule` names the rule.")
-	PolicyDenied = define(groupEgress, outbound, "policy_denied", http.StatusForbidden, "Denied by a policy",
+	PolicyDenied = define(outbound, "policy_denied", http.StatusForbidden, "Denied by a policy",
 		"A policy denied the request. `detail` has the policy's reason.")
-	PolicyFailed = define(groupEgress, outbound, "policy_failed", http.StatusForbidden, "Policy failed",
+	PolicyFailed = define(outbound, "policy_failed", http.StatusForbidden, "Policy failed",
 		"A policy crashed, exceeded a limit or cannot run, so the request is denied. `detail` has the cause.")
-	PolicyBodyTooLarge = define(groupEgress, outbound, "policy_body_too_large", http.StatusRequestEntityTooLarge, "Body too large for a policy",
+	PolicyBodyTooLarge = define(outbound, "policy_body_too_large", http.StatusRequestEntityTooLarge, "Body too large for a policy",
 		"A policy reads or writes the whole body of the request, which is larger than policies may hold in memory.")
-	PolicyResponseTooLarge = define(groupEgress, outbound, "policy_response_too_large", http.StatusBadGateway, "Response too large for a policy",
+	PolicyResponseTooLarge = define(outbound, "policy_response_too_large", http.StatusBadGateway, "Response too large for a policy",
 		"A policy reads or writes the whole body of the response, which is larger than policies may hold in memory.")
-	PolicyUnavailable = define(groupEgress, outbound, "policy_unavailable", http.StatusServiceUnavailable, "Policy not available",
+	PolicyUnavailable = define(outbound, "policy_unavailable", http.StatusServiceUnavailable, "Policy not available",
 		"All instances of a policy are in use, the policy fails to start, or it was removed.", retryAfter(1))
-	SecretNotAllowed = define(groupEgress, outbound, "secret_not_allowed", http.StatusForbidden, "Secret not allowed",
+	SecretNotAllowed = define(outbound, "secret_not_allowed", http.StatusForbidden, "Secret not allowed",
 		"The request would send a secret to a host that the secret is not for, or without TLS.")
-	PlaceholderNotAllowed = define(groupEgress, outbound, "placeholder_not_allowed", http.StatusForbidden, "Placeholder not allowed",
+	PlaceholderNotAllowed = define(outbound, "placeholder_not_allowed", http.StatusForbidden, "Placeholder not allowed",
 		"The request has the placeholder of a secret, and no rule allows exchanging it for this host.")
-	TargetInvalid = define(groupEgress, outbound, "target_invalid", http.StatusBadRequest, "Invalid request target",
+	TargetInvalid = define(outbound, "target_invalid", http.StatusBadRequest, "Invalid request target",
 		"On an intercepted connection, the request target must be a path. To the proxy, send `CONNECT host:port` or an absolute URI; over HTTP/2 only `CONNECT`.")
-	UpgradeNotAllowed = define(groupEgress, outbound, "upgrade_not_allowed", http.StatusForbidden, "Upgrade not allowed",
+	UpgradeNotAllowed = define(outbound, "upgrade_not_allowed", http.StatusForbidden, "Upgrade not allowed",
 		"On an intercepted connection, requests can upgrade to WebSocket only.")
-	UpgradeFailed = define(groupEgress, outbound, "upgrade_failed", http.StatusBadGateway, "Upgrade failed",
+	UpgradeFailed = define(outbound, "upgrade_failed", http.StatusBadGateway, "Upgrade failed",
 		"The connection cannot become a WebSocket.")
-	RequestAmbiguous = define(groupEgress, outbound, "request_ambiguous", http.StatusBadRequest, "Ambiguous request",
+	RequestAmbiguous = define(outbound, "request_ambiguous", http.StatusBadRequest, "Ambiguous request",
 		"The length of the request is ambiguous: it has both `Transfer-Encoding` and `Content-Length`, or `Transfer-Encoding` in HTTP/1.0. The connection is closed.")
-	RequestMalformed = define(groupEgress, outbound, "request_malformed", http.StatusBadRequest, "Malformed request",
+	RequestMalformed = define(outbound, "request_malformed", http.StatusBadRequest, "Malformed request",
 		"The request is not valid HTTP/1.1. The connection is closed.")
-	ExpectationUnsupported = define(groupEgress, outbound, "expectation_unsupported", http.StatusExpectationFailed, "Unsupported expectation",
+	ExpectationUnsupported = define(outbound, "expectation_unsupported", http.StatusExpectationFailed, "Unsupported expectation",
 		"The header `Expect` has a value other than `100-continue`. The connection is closed.")
-	TransferEncodingUnsupported = define(groupEgress, outbound, "transfer_encoding_unsupported", http.StatusNotImplemented, "Unsupported transfer encoding",
+	TransferEncodingUnsupported = define(outbound, "transfer_encoding_unsupported", http.StatusNotImplemented, "Unsupported transfer encoding",
 		"The header `Transfer-Encoding` has a value other than `chunked`. The connection is closed.")
-	HTTPVersionUnsupported = define(groupEgress, outbound, "http_version_unsupported", http.StatusHTTPVersionNotSupported, "Unsupported HTTP version",
+	HTTPVersionUnsupported = define(outbound, "http_version_unsupported", http.StatusHTTPVersionNotSupported, "Unsupported HTTP version",
 		"The request has an HTTP version other than 1.0 and 1.1. The connection is closed.")
-	EgressLimitExceeded = define(groupEgress, outbound, "egress_limit_exceeded", http.StatusServiceUnavailable, "Too many connections or requests",
+	EgressLimitExceeded = define(outbound, "egress_limit_exceeded", http.StatusServiceUnavailable, "Too many connections or requests",
 		"The sandbox, the owner or the node has as many connections, or requests in progress, as it may. `detail` names the limit.", retryAfter(1))
-	UpstreamUnreachable = define(groupEgress, outbound, "upstream_unreachable", http.StatusBadGateway, "Upstream unreachable",
+	UpstreamUnreachable = define(outbound, "upstream_unreachable", http.StatusBadGateway, "Upstream unreachable",
 		"The name cannot be resolved, or the connection to the host failed.")
-	UpstreamTimeout = define(groupEgress, outbound, "upstream_timeout", http.StatusGatewayTimeout, "Upstream timed out",
+	UpstreamTimeout = define(outbound, "upstream_timeout", http.StatusGatewayTimeout, "Upstream timed out",
 		"The host did not respond in time.")
-	UpstreamCertificateInvalid = define(groupEgress, outbound, "upstream_certificate_invalid", http.StatusBadGateway, "Invalid upstream certificate",
+	UpstreamCertificateInvalid = define(outbound, "upstream_certificate_invalid", http.StatusBadGateway, "Invalid upstream certificate",
 		"The host's certificate cannot be verified. The operator adds authorities with the option `upstream_ca`.")
-	UpstreamTLSFailed = define(groupEgress, outbound, "upstream_tls_failed", http.StatusBadGateway, "Upstream TLS handshake failed",
+	UpstreamTLSFailed = define(outbound, "upstream_tls_failed", http.StatusBadGateway, "Upstream TLS handshake failed",
 		"The TLS handshake with the host failed. `detail` has its alert.")
-	UpstreamDisconnected = define(groupEgress, outbound, "upstream_disconnected", http.StatusBadGateway, "Upstream disconnected",
+	UpstreamDisconnected = define(outbound, "upstream_disconnected", http.StatusBadGateway, "Upstream disconnected",
 		"The host closed the connection before its response was complete.")
-	UpstreamResponseInvalid = define(groupEgress, outbound, "upstream_response_invalid", http.StatusBadGateway, "Invalid upstream response",
+	UpstreamResponseInvalid = define(outbound, "upstream_response_invalid", http.StatusBadGateway, "Invalid upstream response",
 		"The host's response is not valid HTTP.")
-	UpstreamResponseUnreadable = define(groupEgress, outbound, "upstream_response_unreadable", http.StatusBadGateway, "Unreadable upstream response",
+	UpstreamResponseUnreadable = define(outbound, "upstream_response_unreadable", http.StatusBadGateway, "Unreadable upstream response",
 		"The host's response cannot be searched for secrets, such as because of its content coding. `detail` has the cause.")
 )
 
 // The proxy.
 var (
-	ProxyAuthenticationRequired = define(groupProxy, Proxy, "proxy_authentication_required", http.StatusProxyAuthRequired, "Proxy authentication required",
+	ProxyAuthenticationRequired = define(Proxy, "proxy_authentication_required", http.StatusProxyAuthRequired, "Proxy authentication required",
 		"The API key is missing or wrong. Use it as the password in the proxy's URL.")
-	ProxyTLSRequired = define(groupProxy, Proxy, "proxy_tls_required", http.StatusForbidden, "TLS to the proxy required",
+	ProxyTLSRequired = define(Proxy, "proxy_tls_required", http.StatusForbidden, "TLS to the proxy required",
 		"From other machines, the proxy accepts API keys over TLS only. Use `https://` in the proxy's URL.")
 )

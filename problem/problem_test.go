@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -46,7 +45,7 @@ func TestDefinitionsAreComplete(t *testing.T) {
 		if !strings.HasSuffix(strings.TrimRight(d.Meaning, ")"), ".") || strings.ContainsAny(d.Meaning, "|\n") {
 			t.Errorf("%s: the meaning is %q", d.Name, d.Meaning)
 		}
-		if d.Status < 400 || d.Status > 599 || d.RetryAfter < 0 || d.Group == "" || d.From == 0 {
+		if d.Status < 400 || d.Status > 599 || d.RetryAfter < 0 || d.From == 0 {
 			t.Errorf("%s is incomplete: %+v", d.Name, d)
 		}
 		if d.RetryAfter == 0 && (d.Status == http.StatusServiceUnavailable || d.Status == http.StatusTooManyRequests) {
@@ -63,25 +62,13 @@ func TestDefinitionsAreComplete(t *testing.T) {
 	}
 }
 
-// Each group is one section, so its codes stand together.
-func TestGroupsAreContiguous(t *testing.T) {
-	var groups []Group
-	for _, d := range All() {
-		groups = append(groups, d.Group)
-	}
-	groups = slices.Compact(groups)
-	if slices.Sort(groups); len(slices.Compact(slices.Clone(groups))) != len(groups) {
-		t.Errorf("a group stands in two places: %q", groups)
-	}
-}
-
 func TestCodesAreUnique(t *testing.T) {
 	defer func() {
 		if recover() == nil {
 			t.Error("a second definition of a code is accepted")
 		}
 	}()
-	define(groupSandboxes, API, SandboxNotFound.String(), http.StatusNotFound, "Again", "Again.")
+	define(API, SandboxNotFound.String(), http.StatusNotFound, "Again", "Again.")
 }
 
 func TestDocumentOfAProblem(t *testing.T) {
