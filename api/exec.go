@@ -226,15 +226,12 @@ func (run *running) collect(limit int) (*types.ExecResult, error) {
 func (run *running) sendEvents(s *eventStream) {
 	// Next does not end when the client disconnects; closing the stream ends it and the
 	// command.
-	stop := context.AfterFunc(s.ctx, func() { run.stream.Close() })
-	defer stop()
+	defer context.AfterFunc(s.ctx, func() { run.stream.Close() })()
+	run.client = s.ctx
 	stdout, stderr := outputStream{s: s, event: "stdout"}, outputStream{s: s, event: "stderr"}
 	for {
 		ev, err := run.next()
 		if err != nil {
-			if clientGone(s.ctx) {
-				run.outcome = outcomeClient
-			}
 			s.fail(err)
 			return
 		}

@@ -157,8 +157,7 @@ func logStreamOf(name string) types.LogStream {
 }
 
 func sendLogs(s *eventStream, source *guest.LogStream) {
-	stop := context.AfterFunc(s.ctx, func() { source.Close() })
-	defer stop()
+	defer context.AfterFunc(s.ctx, func() { source.Close() })()
 	streams := map[types.LogStream]*outputStream{
 		types.LogStreamStdout: {s: s, event: "stdout"},
 		types.LogStreamStderr: {s: s, event: "stderr"},

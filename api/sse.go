@@ -39,9 +39,7 @@ type eventStream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	buf     bytes.Buffer
-
-	beat   *time.Timer
-	beaten sync.WaitGroup // the heartbeat's goroutine
+	beat    *time.Timer // calls heartbeat
 }
 
 // respondEvents acquires the slot of a stream and returns the response that send writes.
@@ -58,10 +56,12 @@ func (a *API) serveEvents(x Exchange, send func(*eventStream)) {
 	h.Set("Content-Type", eventStreamType)
 	h.Set("X-Accel-Buffering", "no") // nginx would hold events back
 	x.w.WriteHeader(http.StatusOK)
-	s := &eventStream{api: a, w: x.w, control: http.NewResponseController(x.w), beat: time.NewTimer(a.cfg.Limits.Heartbeat)}
+	s := &eventStream{api: a, w: x.w, control: http.NewResponseController(x.w)}
 	s.ctx, s.cancel = context.WithCancel(x.r.Context())
+	s.mu.Lock()
+	s.beat = time.AfterFunc(a.cfg.Limits.Heartbeat, s.heartbeat)
 	s.flush()
-	s.beaten.Go(s.heartbeat)
+	s.mu.Unlock()
 	defer s.close()
 	if x.r.Method != http.MethodHead {
 		send(s)
@@ -69,19 +69,14 @@ func (a *API) serveEvents(x Exchange, send func(*eventStream)) {
 }
 
 // heartbeat keeps a silent stream open, and detects disconnected clients that the server
-// does not. It ends with ctx.
+// does not. Each write sets its timer again.
 func (s *eventStream) heartbeat() {
-	for {
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-s.beat.C:
-			s.mu.Lock()
-			s.buf.Reset()
-			s.buf.WriteString(":\n\n")
-			s.write()
-			s.mu.Unlock()
-		}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() == nil {
+		s.buf.Reset()
+		s.buf.WriteString(":\n\n")
+		s.write()
 	}
 }
 
@@ -133,9 +128,10 @@ func (s *eventStream) fail(err error) {
 	}
 }
 
-// close ends the stream and waits for its heartbeat.
+// close ends the stream and waits for a heartbeat that is being written.
 func (s *eventStream) close() {
 	s.cancel()
-	s.beaten.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.beat.Stop()
 }
