@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 
@@ -142,7 +143,12 @@ func TestConcurrentExposesEndAsOneOfThem(t *testing.T) {
 func TestRefusedEventDoesNotBlockTheTimeline(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	a, b := create(t, n.Manager, "a"), create(t, n.Manager, "b")
-	n.Store.Refuse(func(ev sandbox.Event) bool { return ev.Port == 3000 })
+	n.Store.Hook(func(_ string, events []sandbox.Event) error {
+		if slices.ContainsFunc(events, func(ev sandbox.Event) bool { return ev.Port == 3000 }) {
+			return &sandbox.InvalidError{Field: "event", Reason: "is too large", Want: "make it smaller"}
+		}
+		return nil
+	})
 	for _, port := range []uint16{3000, 3001} {
 		if _, err := n.Manager.Expose(t.Context(), a.ID, sandbox.Port{Port: port}); err != nil {
 			t.Fatal(err)

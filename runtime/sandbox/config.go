@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path"
@@ -106,18 +107,7 @@ func (c Config) Validate() error {
 		if l.CPUs < 0 || l.Memory < 0 || l.PIDs < 0 {
 			return &InvalidError{Field: "size " + name, Reason: "a limit is negative", Want: "limits are positive, or 0 for none"}
 		}
-		if err := l.enough(name); err != nil {
-			return err
-		}
-		if err := l.Quotas.validate(name); err != nil {
-			return err
-		}
-	}
-	for _, d := range []struct {
-		field string
-		value time.Duration
-	}{{"sleep_after", c.SleepAfter}, {"stop_after", c.StopAfter}} {
-		if err := validateIdle(d.field, Duration(d.value)); err != nil {
+		if err := cmp.Or(l.enough(name), l.Quotas.validate(name)); err != nil {
 			return err
 		}
 	}
@@ -136,7 +126,11 @@ func (c Config) Validate() error {
 	if c.IdleCPU < 0 {
 		return &InvalidError{Field: "idle_cpu", Reason: "is negative", Want: "0 or more"}
 	}
-	return c.Images.validate()
+	return cmp.Or(
+		validateIdle("sleep_after", Duration(c.SleepAfter)),
+		validateIdle("stop_after", Duration(c.StopAfter)),
+		c.Images.validate(),
+	)
 }
 
 func sizeNames(sizes map[string]Limits) string {

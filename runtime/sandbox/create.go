@@ -80,15 +80,7 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 	if sb.Name == "" {
 		sb.Name = "sandbox-" + string(sb.ID)
 	}
-	if req.SleepAfter != nil {
-		sb.SleepAfter = *req.SleepAfter
-	}
-	if req.StopAfter != nil {
-		sb.StopAfter = *req.StopAfter
-	}
-	if req.TTL != nil {
-		sb.setTTL(*req.TTL, now)
-	}
+	Patch{SleepAfter: req.SleepAfter, StopAfter: req.StopAfter, TTL: req.TTL}.apply(&sb, now)
 	if err := sb.validate(); err != nil {
 		return Sandbox{}, err
 	}
@@ -208,7 +200,7 @@ func (b *liveSandbox) dismantleAgain(ctx context.Context) error {
 
 func (b *liveSandbox) makeContainer(ctx context.Context) error {
 	ref := b.view.Load().ImageRef
-	err := b.m.engine.EnsureImage(ctx, ref, func(line string) {
+	err := b.m.deps.Engine.EnsureImage(ctx, ref, func(line string) {
 		b.emit(Event{Type: EventImagePull, Progress: clip(line)})
 	})
 	if err != nil {
@@ -262,5 +254,5 @@ func (m *Manager) removeRunDir(ctx context.Context, id ID) error {
 	if err := os.Remove(dir); err == nil || os.IsNotExist(err) {
 		return nil
 	}
-	return m.engine.RemoveFolder(ctx, dir)
+	return m.deps.Engine.RemoveFolder(ctx, dir)
 }

@@ -117,10 +117,10 @@ func (b *liveSandbox) dismantle(ctx context.Context) error {
 	b.unwatch()
 	b.disarm()
 	b.disconnect()
-	if err := b.m.engine.Remove(ctx, b.id); err != nil {
+	if err := b.m.deps.Engine.Remove(ctx, b.id); err != nil {
 		return err
 	}
-	if err := b.m.freezer.Remove(b.id); err != nil {
+	if err := b.m.deps.Freezer.Remove(b.id); err != nil {
 		return err
 	}
 	if err := b.m.removeRunDir(ctx, b.id); err != nil {

@@ -25,7 +25,7 @@ func hang(t *testing.T, n *sandboxtest.Node, id sandbox.ID, operation string, th
 	}
 	in, out := make(chan struct{}), make(chan struct{})
 	var once, end sync.Once
-	n.Store.Before(func(op string) error {
+	n.Store.Hook(func(op string, _ []sandbox.Event) error {
 		if op != operation {
 			return nil
 		}
@@ -44,14 +44,19 @@ func TestFailedWriteThatReachedTheDiskIsReverted(t *testing.T) {
 	if _, err := n.Manager.Events(t.Context(), sb.ID, 0, 1); err != nil { // nothing else waits to be written
 		t.Fatal(err)
 	}
-	n.Store.After(func(string) error { return syscall.EIO }) // as a sync that fails
+	n.Store.Hook(func(op string, _ []sandbox.Event) error {
+		if op == "after_put" {
+			return syscall.EIO // as a sync that fails
+		}
+		return nil
+	})
 	if _, err := n.Manager.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000}); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("expose: %v", err)
 	}
 	if got, _ := n.Manager.ByID(sb.ID); len(got.Ports) != 0 {
 		t.Errorf("the sandbox has a port that was refused: %+v", got.Ports)
 	}
-	n.Store.After(nil)
+	n.Store.Hook(nil)
 	testkit.Eventually(t, "it is gone from the disk", func() bool { return len(n.Store.Record(t, sb.ID).Ports) == 0 })
 }
 
@@ -104,14 +109,14 @@ func TestUnreadableTimelineIsNotOverwritten(t *testing.T) {
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
 	n.Crash(t, func() {})
-	n.Store.Before(func(op string) error {
+	n.Store.Hook(func(op string, _ []sandbox.Event) error {
 		if op == "last" {
 			return syscall.EIO
 		}
 		return nil
 	})
 	acquire(t, n.Manager, sb.ID).Release()
-	n.Store.Before(nil)
+	n.Store.Hook(nil)
 	mustSleep(t, n.Manager, sb.ID)
 	events, err := n.Manager.Events(t.Context(), sb.ID, 0, 10)
 	var types []sandbox.EventType
@@ -163,7 +168,7 @@ func TestFailedHoldDoesNotEndTheGuestsHold(t *testing.T) {
 	if err := <-done; !errors.Is(err, syscall.EIO) {
 		t.Errorf("hold: %v", err)
 	}
-	n.Store.Before(nil)
+	n.Store.Hook(nil)
 	if got, _ := n.Manager.ByID(sb.ID); !got.HoldUntil.Equal(until) {
 		t.Errorf("held until %v, want %v", got.HoldUntil, until)
 	}
@@ -202,8 +207,11 @@ func TestStatesAreWrittenConcurrently(t *testing.T) {
 	}
 	var waiting atomic.Int32
 	all := make(chan struct{})
-	n.Store.Before(func(op string) error {
-		if op == "put" && waiting.Add(1) == int32(len(ids)) {
+	n.Store.Hook(func(op string, _ []sandbox.Event) error {
+		if op != "put" {
+			return nil
+		}
+		if waiting.Add(1) == int32(len(ids)) {
 			close(all)
 		}
 		select {

@@ -18,7 +18,7 @@ func (b *liveSandbox) emit(ev Event) {
 	b.eventMu.Lock()
 	defer b.eventMu.Unlock()
 	if !b.seqLoaded { // the first since the node started
-		seq, err := b.m.store.LastSeq(context.Background(), b.id)
+		seq, err := b.m.deps.Store.LastSeq(context.Background(), b.id)
 		if err != nil {
 			// With a Seq that is in use it would replace another event.
 			b.m.log.Error("failed to read a timeline, dropping an event", "sandbox", b.id, "type", ev.Type, "error", err)
@@ -86,5 +86,5 @@ func (m *Manager) Events(ctx context.Context, id ID, after uint64, limit int) ([
 		return nil, err
 	}
 	m.journal.flush(ctx)
-	return m.store.Events(ctx, id, after, limit)
+	return m.deps.Store.Events(ctx, id, after, limit)
 }

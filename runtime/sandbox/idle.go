@@ -134,7 +134,7 @@ func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 // noteCPU counts the sandbox as used if it used the CPU since the last sample. It reports
 // whether this sample was the first since it began to run.
 func (b *liveSandbox) noteCPU(ctx context.Context) (first bool) {
-	used, err := b.m.freezer.CPUTime(ctx, b.id)
+	used, err := b.m.deps.Freezer.CPUTime(ctx, b.id)
 	if err != nil {
 		b.m.log.Warn("failed to read the CPU time of a sandbox", "sandbox", b.id, "error", err)
 		return false

@@ -32,15 +32,15 @@ type Info struct {
 func (m *Manager) Info(ctx context.Context) Info {
 	cfg := m.config()
 	info := Info{
-		NodeID:    m.store.NodeID(),
+		NodeID:    m.deps.Store.NodeID(),
 		StartedAt: m.startedAt,
 		States:    map[State]int{},
 		Waiters:   m.waiting.Load(),
 		Sizes:     maps.Clone(cfg.Sizes),
 		Images:    slices.Sorted(maps.Keys(cfg.Images.Names)),
 		Allow:     slices.Clone(cfg.Images.Allow),
-		Enforced:  m.freezer.Enforced(),
-		Restored:  m.restored,
+		Enforced:  m.deps.Freezer.Enforced(),
+		Restored:  m.deps.Restored,
 	}
 	m.mu.RLock()
 	for _, b := range m.sandboxes {
@@ -52,7 +52,7 @@ func (m *Manager) Info(ctx context.Context) Info {
 	info.Quarantined = m.listQuarantined()
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if err := m.engine.Ping(ctx); err != nil {
+	if err := m.deps.Engine.Ping(ctx); err != nil {
 		info.EngineError = err.Error()
 	}
 	return info

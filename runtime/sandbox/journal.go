@@ -160,8 +160,7 @@ func (j *journal) save(ctx context.Context, sandboxes map[*liveSandbox]struct{})
 // always refuse: the other timelines wait behind it.
 func (j *journal) write(ctx context.Context, events []Event) error {
 	err := j.store.AppendEvents(ctx, events)
-	var invalid *InvalidError
-	if !errors.As(err, &invalid) {
+	if _, invalid := errors.AsType[*InvalidError](err); !invalid {
 		return err
 	}
 	if len(events) == 1 {

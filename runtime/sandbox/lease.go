@@ -36,7 +36,7 @@ func (l *Lease) Sandbox() Sandbox { return l.b.sandbox() }
 // syscall.ECONNREFUSED (wrapped). The connection may outlive the lease; while the sandbox is
 // asleep it is silent.
 func (l *Lease) Dial(ctx context.Context, port uint16) (net.Conn, error) {
-	return l.b.m.network.Dial(ctx, l.b.id, int(l.b.pid.Load()), port)
+	return l.b.m.deps.Network.Dial(ctx, l.b.id, int(l.b.pid.Load()), port)
 }
 
 // Listens reports whether the sandbox is running and accepts connections on a port.

@@ -239,11 +239,6 @@ func (b *liveSandbox) setCondition(code ConditionCode, message string) {
 	b.m.journal.dirty(b)
 }
 
-// endCondition ends the condition of any code.
-func (b *liveSandbox) endCondition() {
-	b.endConditionOf(b.view.Load().Condition.Code)
-}
-
 // endConditionOf ends the condition if it has that code.
 func (b *liveSandbox) endConditionOf(code ConditionCode) {
 	if code == "" || b.view.Load().Condition.Code != code {
@@ -271,7 +266,7 @@ func (b *liveSandbox) save(ctx context.Context) error {
 		return nil
 	}
 	sb := b.sandbox()
-	if err := b.m.store.PutSandbox(ctx, sb); err != nil {
+	if err := b.m.deps.Store.PutSandbox(ctx, sb); err != nil {
 		return err
 	}
 	b.noteOrigin(sb)
@@ -282,7 +277,7 @@ func (b *liveSandbox) save(ctx context.Context) error {
 func (b *liveSandbox) deleteRecord(ctx context.Context) error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
-	err := b.m.store.DeleteSandbox(ctx, b.id)
+	err := b.m.deps.Store.DeleteSandbox(ctx, b.id)
 	b.recordDeleted = err == nil
 	return err
 }

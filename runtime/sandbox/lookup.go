@@ -99,7 +99,7 @@ func (m *Manager) ByID(id ID) (Sandbox, bool) {
 // LastLog returns the last line that the sandbox's container wrote; empty if it wrote none,
 // does not exist, or the Engine does not know.
 func (m *Manager) LastLog(ctx context.Context, id ID) string {
-	line, err := m.engine.LastLog(ctx, id)
+	line, err := m.deps.Engine.LastLog(ctx, id)
 	if err != nil && !errors.Is(err, ErrNoContainer) {
 		m.log.Warn("failed to read the last line of a container", "sandbox", id, "error", err)
 	}

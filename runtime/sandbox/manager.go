@@ -40,18 +40,13 @@ type Deps struct {
 // concurrent use.
 type Manager struct {
 	cfg     atomic.Pointer[Config]
-	engine  Engine
-	freezer Freezer
-	network Network
-	store   Store
+	deps    Deps
 	uplink  Uplink // set by Start
-	roots   func() ([]byte, error)
 	log     *slog.Logger
 	journal *journal
 	metrics *metrics
 	feed    *feed
 
-	restored  bool // see Deps
 	creations creations
 	origins   origins
 	retries   retries
@@ -83,10 +78,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		return nil, errors.New("sandbox: Deps has no Creations or no Origins")
 	}
 	m := &Manager{
-		freezer:   deps.Freezer,
-		network:   deps.Network,
-		store:     deps.Store,
-		roots:     deps.PublicRoots,
+		deps:      deps,
 		log:       deps.Log,
 		journal:   newJournal(deps.Store, deps.Log),
 		metrics:   newMetrics(),
@@ -96,12 +88,11 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		names:     map[nameKey]*liveSandbox{},
 
 		quarantined: map[ID]*quarantined{},
-		restored:    deps.Restored,
 		creations:   creations{deps.Creations},
 		origins:     origins{deps.Origins},
 		retries:     retries{pending: map[pendingKey]*pendingRetry{}},
 	}
-	m.engine = countedEngine{deps.Engine, m.metrics.engineErrors}
+	m.deps.Engine = countedEngine{deps.Engine, m.metrics.engineErrors}
 	m.cfg.Store(&cfg)
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	m.spawn(m.journal.run)

@@ -107,10 +107,10 @@ func (m *Manager) collectUsage(ch chan<- prometheus.Metric, live []*liveSandbox)
 	defer cancel()
 	for _, b := range live {
 		name := b.view.Load().Name
-		if cpu, err := m.freezer.CPUTime(ctx, b.id); err == nil {
+		if cpu, err := m.deps.Freezer.CPUTime(ctx, b.id); err == nil {
 			ch <- prometheus.MustNewConstMetric(cpuDesc, prometheus.CounterValue, cpu.Seconds(), string(b.id), name)
 		}
-		if memory, err := m.freezer.Memory(ctx, b.id); err == nil {
+		if memory, err := m.deps.Freezer.Memory(ctx, b.id); err == nil {
 			ch <- prometheus.MustNewConstMetric(memoryDesc, prometheus.GaugeValue, float64(memory), string(b.id), name)
 		}
 	}

@@ -111,13 +111,13 @@ func TestSettingsOfAContainerAreRemovedWithIt(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	destroyed := furnish(t, n)
 	noted := func(id sandbox.ID) bool {
-		_, err := os.Lstat(n.OriginFile(id))
+		_, err := os.Lstat(originFile(n, id))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
 		}
 		return err == nil
 	}
-	info, err := os.Lstat(n.OriginFile(destroyed.ID))
+	info, err := os.Lstat(originFile(n, destroyed.ID))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("%v, %v", info, err)
 	}
@@ -148,7 +148,7 @@ func TestSettingsAreNotedAgainAtStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
 			sb := furnish(t, n)
-			path := n.OriginFile(sb.ID)
+			path := originFile(n, sb.ID)
 			want, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
@@ -166,7 +166,7 @@ func TestSettingsAreNotedAgainAtStart(t *testing.T) {
 func TestSettingsThatCannotBeNotedAreNotedLater(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
-	folder := filepath.Dir(n.OriginFile(sb.ID))
+	folder := filepath.Dir(originFile(n, sb.ID))
 	if err := errors.Join(os.Remove(folder), os.WriteFile(folder, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestSettingsThatCannotBeNotedAreNotedLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustSleep(t, n.Manager, sb.ID)
-	testkit.Eventually(t, "it is noted", func() bool { _, err := os.Lstat(n.OriginFile(sb.ID)); return err == nil })
+	testkit.Eventually(t, "it is noted", func() bool { _, err := os.Lstat(originFile(n, sb.ID)); return err == nil })
 }
 
 // Half a note is worse than the label.
@@ -185,7 +185,7 @@ func TestAdoptionUsesTheLabelWhereTheNoteIsDamaged(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := furnish(t, n)
 	n.Crash(t, func() {
-		if err := errors.Join(n.Store.DeleteSandbox(t.Context(), sb.ID), os.Truncate(n.OriginFile(sb.ID), 20)); err != nil {
+		if err := errors.Join(n.Store.DeleteSandbox(t.Context(), sb.ID), os.Truncate(originFile(n, sb.ID), 20)); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -193,4 +193,9 @@ func TestAdoptionUsesTheLabelWhereTheNoteIsDamaged(t *testing.T) {
 	if err != nil || got.Name != "app" || got.Size != "standard" || time.Duration(got.TTL) != time.Hour {
 		t.Errorf("%+v, %v", got, err)
 	}
+}
+
+// originFile is the path of a sandbox's settings in Deps.Origins.
+func originFile(n *sandboxtest.Node, id sandbox.ID) string {
+	return filepath.Join(n.Origins, string(id))
 }

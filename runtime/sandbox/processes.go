@@ -152,8 +152,7 @@ func (m *Manager) StopProcess(ctx context.Context, id ID, idOrName, signal strin
 	} else {
 		p, err = b.guest.SignalProcess(ctx, known.ID, signal)
 	}
-	var refused *guest.Error
-	if errors.As(err, &refused) && refused.Code == guest.CodeNoProcess {
+	if refused, ok := errors.AsType[*guest.Error](err); ok && refused.Code == guest.CodeNoProcess {
 		// It belongs to an earlier run, or has ended meanwhile.
 		if known, err = b.view.Load().Process(known.ID); err == nil {
 			err = &ProcessError{Process: idOrName, Known: &known}
@@ -168,11 +167,6 @@ func (m *Manager) StopProcess(ctx context.Context, id ID, idOrName, signal strin
 		return p, b.undeclare(ctx, p.ID)
 	}
 	return p, nil
-}
-
-// declares reports whether a cold wake starts the process with that id again.
-func (sb *Sandbox) declares(id string) bool {
-	return slices.ContainsFunc(sb.Declared, func(spec guest.ProcessSpec) bool { return spec.ID == id })
 }
 
 // comesBack reports whether the guest restarts a process that ended in the run of the
@@ -232,9 +226,13 @@ func (b *liveSandbox) declare(ctx context.Context, spec guest.ProcessSpec) error
 	if err := mayDeclare(before, spec); err != nil {
 		return err
 	}
-	return b.changeSaved(ctx,
-		func(sb *Sandbox) { sb.Declared = append(undeclared(before, spec.Name), spec) },
-		func(sb *Sandbox) { sb.Declared = before })
+	return b.setDeclared(ctx, append(undeclared(before, spec.Name), spec))
+}
+
+// setDeclared replaces the declarations. Needs b.updating.
+func (b *liveSandbox) setDeclared(ctx context.Context, declared []guest.ProcessSpec) error {
+	before := b.view.Load().Declared
+	return b.changeSaved(ctx, func(sb *Sandbox) { sb.Declared = declared }, func(sb *Sandbox) { sb.Declared = before })
 }
 
 // undeclare removes the declaration of the process with that id. Another process may have
@@ -242,16 +240,12 @@ func (b *liveSandbox) declare(ctx context.Context, spec guest.ProcessSpec) error
 func (b *liveSandbox) undeclare(ctx context.Context, id string) error {
 	b.updating.Lock()
 	defer b.updating.Unlock()
-	view := b.view.Load()
-	before := view.Declared
-	if !view.declares(id) {
+	before := b.view.Load().Declared
+	left := slices.DeleteFunc(slices.Clone(before), func(spec guest.ProcessSpec) bool { return spec.ID == id })
+	if len(left) == len(before) {
 		return nil
 	}
-	return b.changeSaved(ctx,
-		func(sb *Sandbox) {
-			sb.Declared = slices.DeleteFunc(slices.Clone(before), func(spec guest.ProcessSpec) bool { return spec.ID == id })
-		},
-		func(sb *Sandbox) { sb.Declared = before })
+	return b.setDeclared(ctx, left)
 }
 
 func undeclared(specs []guest.ProcessSpec, name string) []guest.ProcessSpec {

@@ -159,17 +159,17 @@ func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err erro
 		}
 	}()
 	m.uplink.Detach(q.id)
-	m.network.Forget(q.id)
-	if _, err := m.freezer.Prepare(q.id, m.limitsOf(q.origin.Size)); err != nil {
+	m.deps.Network.Forget(q.id)
+	if _, err := m.deps.Freezer.Prepare(q.id, m.limitsOf(q.origin.Size)); err != nil {
 		return fmt.Errorf("prepare the cgroup of %s: %w", q.id, err)
 	}
-	if err := m.freezer.Thaw(ctx, q.id); err != nil {
+	if err := m.deps.Freezer.Thaw(ctx, q.id); err != nil {
 		return fmt.Errorf("thaw %s: %w", q.id, err)
 	}
-	if err := m.engine.Stop(ctx, q.id, grace); err != nil && !errors.Is(err, ErrNoContainer) {
+	if err := m.deps.Engine.Stop(ctx, q.id, grace); err != nil && !errors.Is(err, ErrNoContainer) {
 		return fmt.Errorf("stop %s: %w", q.id, err)
 	}
-	if err := m.freezer.Remove(q.id); err != nil {
+	if err := m.deps.Freezer.Remove(q.id); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -318,14 +318,14 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 			}
 		}()
 		m.uplink.Detach(id)
-		m.network.Forget(id)
-		if err := m.engine.Remove(ctx, id); err != nil {
+		m.deps.Network.Forget(id)
+		if err := m.deps.Engine.Remove(ctx, id); err != nil {
 			return fmt.Errorf("remove the container of %s: %w", id, err)
 		}
 		m.mu.Lock()
 		q.container, q.running, q.stopError = false, false, ""
 		m.mu.Unlock()
-		if err := m.freezer.Remove(id); err != nil {
+		if err := m.deps.Freezer.Remove(id); err != nil {
 			return err
 		}
 		if err := m.removeRunDir(ctx, id); err != nil {

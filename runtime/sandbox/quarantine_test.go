@@ -264,7 +264,7 @@ func TestCreationThatWasNotAcknowledgedIsRemovedAtStart(t *testing.T) {
 		t.Errorf("acknowledged, its record is %s", got)
 	}
 	// As when the node was killed before the acknowledgement.
-	n.Crash(t, func() { n.Unfinish(t, sb.ID) })
+	n.Crash(t, func() { unfinish(t, n, sb.ID) })
 	again := create(t, n.Manager, "app") // the name is free immediately
 	testkit.Eventually(t, "it is removed", func() bool { return n.Store.Record(t, sb.ID).ID == "" })
 	if n.Engine.Count() != 1 || n.Freezer.Prepared(sb.ID) || n.Uplink.Knows(sb.ID) {
@@ -300,7 +300,7 @@ func TestOlderCopyOfTheStoreRemovesNoUnfinishedCreation(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	n.Restored = true
-	n.Crash(t, func() { n.Unfinish(t, sb.ID) })
+	n.Crash(t, func() { unfinish(t, n, sb.ID) })
 	info := n.Manager.Info(t.Context())
 	if !info.Restored || len(info.Quarantined) != 1 || info.Quarantined[0].ID != sb.ID {
 		t.Fatalf("restored %v, in quarantine %+v", info.Restored, info.Quarantined)
@@ -369,23 +369,47 @@ func TestTheNoteOfACreationEndsWithIt(t *testing.T) {
 		made <- err
 	}()
 	n.Engine.AwaitBlocked(t, "create")
-	if ids := n.PendingCreations(t); len(ids) != 1 {
+	if ids := pendingCreations(t, n); len(ids) != 1 {
 		t.Errorf("before the container is made: %q", ids)
 	}
 	release()
 	if err := <-made; err != nil {
 		t.Fatal(err)
 	}
-	if ids := n.PendingCreations(t); len(ids) != 0 {
+	if ids := pendingCreations(t, n); len(ids) != 0 {
 		t.Errorf("acknowledged: %q", ids)
 	}
 	n.Engine.Fail("start", syscall.EIO)
 	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "fails"}); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, "its note is removed", func() bool { return len(n.PendingCreations(t)) == 0 })
+	testkit.Eventually(t, "its note is removed", func() bool { return len(pendingCreations(t, n)) == 0 })
 	n.Engine.Fail("start", nil)
 	killed := create(t, n.Manager, "killed")
-	n.Crash(t, func() { n.Unfinish(t, killed.ID) })
-	testkit.Eventually(t, "the removal after a kill", func() bool { return len(n.PendingCreations(t)) == 0 && n.Engine.Count() == 1 })
+	n.Crash(t, func() { unfinish(t, n, killed.ID) })
+	testkit.Eventually(t, "the removal after a kill", func() bool { return len(pendingCreations(t, n)) == 0 && n.Engine.Count() == 1 })
+}
+
+// unfinish reverts a sandbox's record and notes to those before its creation was
+// acknowledged. Use it in Crash.
+func unfinish(t testing.TB, n *sandboxtest.Node, id sandbox.ID) {
+	t.Helper()
+	record := n.Store.Record(t, id)
+	record.State = sandbox.StateStarting
+	if err := errors.Join(n.Store.PutSandbox(t.Context(), record), os.WriteFile(filepath.Join(n.Creations, string(id)), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pendingCreations returns the creations that are noted as under way.
+func pendingCreations(t testing.TB, n *sandboxtest.Node) (ids []sandbox.ID) {
+	t.Helper()
+	files, err := os.ReadDir(n.Creations)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		ids = append(ids, sandbox.ID(f.Name()))
+	}
+	return ids
 }

@@ -26,7 +26,7 @@ const (
 // be closed. The caller closes the Uplink after the Manager.
 func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.uplink = uplink
-	containers, err := m.engine.List(ctx)
+	containers, err := m.deps.Engine.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list the engine's containers: %w", err)
 	}
@@ -35,7 +35,7 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 		byID[c.ID] = c
 	}
 	sandboxes := map[ID]*liveSandbox{}
-	err = m.store.Sandboxes(ctx, func(sb Sandbox) error {
+	err = m.deps.Store.Sandboxes(ctx, func(sb Sandbox) error {
 		sb.upgrade()
 		b := m.newLiveSandbox(sb)
 		close(b.made)
@@ -79,11 +79,11 @@ func (m *Manager) forgetUnfinished(ctx context.Context, sandboxes map[ID]*liveSa
 		if b.state() != StateStarting {
 			continue
 		}
-		if !m.restored && m.creations.pending(id) {
+		if !m.deps.Restored && m.creations.pending(id) {
 			unfinished[id] = true
 			continue
 		}
-		if err := m.store.DeleteSandbox(ctx, id); err != nil {
+		if err := m.deps.Store.DeleteSandbox(ctx, id); err != nil {
 			return fmt.Errorf("remove the record of the unfinished %s: %w", id, err)
 		}
 		delete(sandboxes, id)
@@ -194,10 +194,10 @@ func (b *liveSandbox) foundStopped(exists bool) {
 // be used. Needs the transition lock.
 func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 	before := b.sandbox()
-	if _, err := b.m.freezer.Prepare(b.id, b.limits()); err != nil {
+	if _, err := b.m.deps.Freezer.Prepare(b.id, b.limits()); err != nil {
 		return fmt.Errorf("prepare its cgroup: %w", err)
 	}
-	frozen, err := b.m.freezer.Frozen(ctx, b.id)
+	frozen, err := b.m.deps.Freezer.Frozen(ctx, b.id)
 	if err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 		return nil
 	}
 	if frozen {
-		if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+		if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil {
 			return err
 		}
 	}
@@ -252,7 +252,7 @@ func (b *liveSandbox) adoptGuest(ctx context.Context, wait time.Duration) error 
 	if b.state() != StateRunning {
 		b.setState(StateRunning, "")
 	}
-	b.endCondition() // before trustUplink, which may set another
+	b.endConditionOf(b.view.Load().Condition.Code) // before trustUplink, which may set another
 	b.trustUplink(ctx)
 	return b.startMissing(ctx)
 }

@@ -102,7 +102,7 @@ func TestCgroupOfAnUnfinishedCreationIsRemovedAtStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() {
-		n.Unfinish(t, sb.ID)
+		unfinish(t, n, sb.ID)
 		if err := n.Engine.Remove(t.Context(), sb.ID); err != nil {
 			t.Fatal(err)
 		}

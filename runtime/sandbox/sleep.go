@@ -85,7 +85,7 @@ func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) e
 	}
 	freezeCtx, cancel := context.WithTimeout(ctx, freezeWait)
 	defer cancel()
-	if err := b.m.freezer.Freeze(freezeCtx, b.id); err != nil {
+	if err := b.m.deps.Freezer.Freeze(freezeCtx, b.id); err != nil {
 		// It may be partly frozen: the caller's context ended, or an engine failed after
 		// the freeze.
 		err = &FreezeError{ID: b.id, Err: errors.Join(err, b.unfreeze(ctx))}
@@ -136,7 +136,7 @@ func (b *liveSandbox) unfreeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
 	defer cancel()
 	defer b.open(0)
-	return b.m.freezer.Thaw(ctx, b.id)
+	return b.m.deps.Freezer.Thaw(ctx, b.id)
 }
 
 // Stop ends all processes of the sandbox, keeps its disk, and returns it. It does nothing
@@ -185,13 +185,13 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 			return b.busy()
 		}
 		// Its processes may end by themselves.
-		if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+		if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil {
 			return b.failed(ConditionStopFailed, fmt.Errorf("thaw %s to stop it: %w", b.id, err))
 		}
 	default:
 		return nil
 	}
-	err := b.m.engine.Stop(ctx, b.id, grace)
+	err := b.m.deps.Engine.Stop(ctx, b.id, grace)
 	if errors.Is(err, ErrNoContainer) {
 		err, reason = nil, ReasonContainerLost
 	}
@@ -218,7 +218,7 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 func (b *liveSandbox) refreeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
 	defer cancel()
-	err := b.m.freezer.Freeze(ctx, b.id)
+	err := b.m.deps.Freezer.Freeze(ctx, b.id)
 	if err == nil {
 		return nil
 	}
@@ -249,10 +249,10 @@ func (b *liveSandbox) ended(reason StateReason, failure string) {
 func (b *liveSandbox) kill(ctx context.Context, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+deathWait)
 	defer cancel()
-	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+	if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil {
 		b.m.log.Warn("failed to thaw the container of a stopped sandbox", "sandbox", b.id, "error", err)
 	}
-	err := b.m.engine.Stop(ctx, b.id, grace)
+	err := b.m.deps.Engine.Stop(ctx, b.id, grace)
 	if errors.Is(err, ErrNoContainer) {
 		err = nil
 	}

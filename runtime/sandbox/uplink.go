@@ -31,7 +31,7 @@ func (b *liveSandbox) attach(ctx context.Context) error {
 // to. Needs the transition lock, so that it cannot affect the next container.
 func (b *liveSandbox) disconnect() {
 	b.pid.Store(0)
-	b.m.network.Forget(b.id)
+	b.m.deps.Network.Forget(b.id)
 	b.m.uplink.Detach(b.id)
 	b.cutOff.Store(false)
 	b.guest.Close()
@@ -83,9 +83,9 @@ func (b *liveSandbox) trustUplink(ctx context.Context) {
 	b.noteTrust(guest.TrustDigest(ca))
 	trust := guest.Trust{CA: string(ca)}
 	result, err := b.guest.Trust(ctx, trust)
-	if err == nil && result.NeedsRoots && b.m.roots != nil {
+	if err == nil && result.NeedsRoots && b.m.deps.PublicRoots != nil {
 		var roots []byte
-		if roots, err = b.m.roots(); err == nil {
+		if roots, err = b.m.deps.PublicRoots(); err == nil {
 			trust.Roots = string(roots)
 			_, err = b.guest.Trust(ctx, trust)
 		}

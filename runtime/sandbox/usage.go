@@ -19,9 +19,9 @@ func (m *Manager) Usage(ctx context.Context, id ID) (Usage, error) {
 		return Usage{}, err
 	}
 	var u Usage
-	u.CPU, _ = m.freezer.CPUTime(ctx, id)
+	u.CPU, _ = m.deps.Freezer.CPUTime(ctx, id)
 	if b.pid.Load() != 0 {
-		u.Memory, _ = m.freezer.Memory(ctx, id)
+		u.Memory, _ = m.deps.Freezer.Memory(ctx, id)
 	}
 	return u, nil
 }

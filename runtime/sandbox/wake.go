@@ -150,8 +150,7 @@ func (b *liveSandbox) wakeError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && (errors.Is(cause, ErrDestroyed) || errors.Is(cause, ErrClosed)) {
 		return fmt.Errorf("sandbox %s: %w", b, cause)
 	}
-	var we *WakeError
-	if err == nil || errors.As(err, &we) || errors.Is(err, ErrDestroyed) || errors.Is(err, ErrClosed) || errors.Is(err, ErrNotRunning) {
+	if _, done := errors.AsType[*WakeError](err); err == nil || done || errors.Is(err, ErrDestroyed) || errors.Is(err, ErrClosed) || errors.Is(err, ErrNotRunning) {
 		return err
 	}
 	return &WakeError{ID: b.id, Err: err}
@@ -180,7 +179,7 @@ func (b *liveSandbox) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 		}
 		// Its container or cgroup may have vanished while it slept.
 		b.m.log.Warn("failed to thaw a sandbox, inspecting its container", "sandbox", b.id, "error", err)
-		c, inspectErr := b.m.engine.Inspect(ctx, b.id)
+		c, inspectErr := b.m.deps.Engine.Inspect(ctx, b.id)
 		if inspectErr == nil && (c.State == ContainerRunning || c.State == ContainerPaused) {
 			return WakeNone, err
 		}
@@ -217,7 +216,7 @@ var errUnusable = errors.New("its guest cannot be used")
 
 // thaw is the warm wake.
 func (b *liveSandbox) thaw(ctx context.Context) error {
-	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+	if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil {
 		return fmt.Errorf("thaw %s: %w", b.id, err)
 	}
 	if !b.watched() { // adopted asleep from an earlier run of the node
@@ -278,17 +277,17 @@ func (b *liveSandbox) limits() Limits {
 func (b *liveSandbox) start(ctx context.Context) error {
 	sb := b.sandbox()
 	limits := b.limits()
-	parent, err := b.m.freezer.Prepare(b.id, limits)
+	parent, err := b.m.deps.Freezer.Prepare(b.id, limits)
 	if err != nil {
 		return fmt.Errorf("prepare its cgroup: %w", err)
 	}
-	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+	if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil {
 		return fmt.Errorf("thaw its cgroup: %w", err)
 	}
 	if err := b.m.makeRunDir(b.id); err != nil {
 		return fmt.Errorf("create its run folder: %w", fullDisk(err))
 	}
-	c, err := b.m.engine.Start(ctx, b.id, limits)
+	c, err := b.m.deps.Engine.Start(ctx, b.id, limits)
 	if errors.Is(err, ErrNoContainer) {
 		// New, or removed outside of doze: then its files are lost.
 		if lost := !sb.StartedAt.IsZero(); lost {
@@ -299,10 +298,10 @@ func (b *liveSandbox) start(ctx context.Context) error {
 			b.emit(Event{Type: EventDiskLost, Error: diskLostMessage})
 			b.diskLost = true
 		}
-		if err := b.m.engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {
+		if err := b.m.deps.Engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {
 			return fmt.Errorf("create its container: %w", fullDisk(err))
 		}
-		c, err = b.m.engine.Start(ctx, b.id, limits)
+		c, err = b.m.deps.Engine.Start(ctx, b.id, limits)
 	}
 	if err != nil {
 		return fmt.Errorf("start its container: %w", err)
@@ -333,12 +332,11 @@ func (b *liveSandbox) awaitGuest(ctx context.Context) error {
 			b.noteTrust(hello.Trust)
 			return nil
 		}
-		var version *guest.VersionError
-		if errors.As(err, &version) {
+		if _, wrong := errors.AsType[*guest.VersionError](err); wrong {
 			return err
 		}
 		if time.Since(lastInspect) > 50*time.Millisecond {
-			c, inspectErr := b.m.engine.Inspect(ctx, b.id)
+			c, inspectErr := b.m.deps.Engine.Inspect(ctx, b.id)
 			if inspectErr == nil && c.State == ContainerExited {
 				return fmt.Errorf("its container exited with code %d", c.ExitCode)
 			}

@@ -185,7 +185,7 @@ func (b *liveSandbox) awaitContainerEnd(ctx context.Context) {
 // foundEnded reports whether the container has ended, and then marks the sandbox as
 // stopped. Needs the transition lock.
 func (b *liveSandbox) foundEnded(ctx context.Context) bool {
-	c, err := b.m.engine.Inspect(ctx, b.id)
+	c, err := b.m.deps.Engine.Inspect(ctx, b.id)
 	switch {
 	case err == nil && c.State != ContainerRunning && c.State != ContainerPaused:
 		b.ended(ReasonContainerExited, fmt.Sprintf("its container exited with code %d", c.ExitCode))

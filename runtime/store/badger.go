@@ -49,7 +49,6 @@ type Badger struct {
 	reserve   *reserve
 	nodeID    string
 	maxRecord int
-	fresh     bool // created by this Open
 
 	stuckAfter time.Duration
 	stuck      atomic.Bool // Badger has not finished the last write
@@ -138,7 +137,6 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 	if err != nil {
 		return nil, fmt.Errorf("open the store in %s: %w", dir, err)
 	}
-	s.fresh = fresh
 	if nodeID != "" && s.nodeID != nodeID {
 		err = fmt.Errorf("the store in %s belongs to node %s, its home to node %s; restore the store of node %[3]s", dir, s.nodeID, nodeID)
 		return nil, errors.Join(err, s.Close())
@@ -262,9 +260,6 @@ func putNodeID(db *badger.DB, id string) error {
 
 // NodeID implements sandbox.Store.
 func (s *Badger) NodeID() string { return s.nodeID }
-
-// Fresh reports whether Open created the store.
-func (s *Badger) Fresh() bool { return s.fresh }
 
 // Commits returns the number of groups of records and documents that were written since
 // the store was created. It never decreases: a store with fewer commits than before is an

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -76,7 +77,7 @@ func startCounter(f *Freezer, id sandbox.ID) *counter {
 			case <-c.stop:
 				return
 			default:
-				f.Step(id, func() { c.count.Add(1) })
+				f.step(id, func() { c.count.Add(1) })
 				runtime.Gosched()
 			}
 		}
@@ -109,14 +110,18 @@ type fakeProcess struct {
 }
 
 func (p *fakeProcess) PID() int { return p.pid }
-func (p *fakeProcess) Stop()    { p.uplink.End(p.pid) }
+func (p *fakeProcess) Stop()    { p.uplink.end(p.pid) }
 
 func TestFakeNetworkConforms(t *testing.T) {
 	networktest.Run(t, func(t *testing.T) networktest.System {
-		n := NewNetwork()
+		var boxes sync.Map
+		n := &Network{resolve: func(id sandbox.ID, pid int, port uint16) (netip.AddrPort, error) {
+			b, _ := boxes.Load(id)
+			return b.(*fakeBox).loopback.find(pid, port)
+		}}
 		return networktest.System{Network: n, Start: func(_ testing.TB, id sandbox.ID) networktest.Box {
-			b := &fakeBox{id: id, pid: nextPID()}
-			b.loopback = n.Add(id, b.pid)
+			b := &fakeBox{id: id, loopback: &loopback{pid: nextPID(), addresses: map[netip.AddrPort]netip.AddrPort{}}}
+			boxes.Store(id, b)
 			return b
 		}}
 	})
@@ -125,12 +130,11 @@ func TestFakeNetworkConforms(t *testing.T) {
 // fakeBox is a sandbox of the network suite: listeners on the test's loopback.
 type fakeBox struct {
 	id       sandbox.ID
-	pid      int
-	loopback *Loopback
+	loopback *loopback
 	ends     []func()
 }
 
-func (b *fakeBox) PID() int { return b.pid }
+func (b *fakeBox) PID() int { return b.loopback.pid }
 
 func (b *fakeBox) Serve(t testing.TB, ip string, port uint16) {
 	t.Helper()
@@ -157,7 +161,7 @@ func (b *fakeBox) Serve(t testing.TB, ip string, port uint16) {
 }
 
 func (b *fakeBox) lead(ip string, port uint16, to netip.AddrPort) {
-	b.loopback.Map(netip.AddrPortFrom(netip.MustParseAddr(ip), port), to)
+	b.loopback.lead(netip.AddrPortFrom(netip.MustParseAddr(ip), port), to)
 }
 
 // Stall listens with a backlog of none and fills it.
@@ -192,9 +196,69 @@ func (b *fakeBox) Stall(t testing.TB, port uint16) {
 }
 
 func (b *fakeBox) Stop() {
-	b.loopback.Close()
+	b.loopback.end()
 	for _, end := range b.ends {
 		end()
 	}
 	b.ends = nil
+}
+
+// loopback is the loopback of one sandbox: it maps addresses of the sandbox to addresses
+// of the test.
+type loopback struct {
+	pid int
+
+	mu        sync.Mutex
+	addresses map[netip.AddrPort]netip.AddrPort
+	closed    bool
+}
+
+// lead maps an address of the sandbox to one of the test.
+func (l *loopback) lead(from, to netip.AddrPort) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.addresses[from] = to
+}
+
+// end ends the sandbox's processes.
+func (l *loopback) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+}
+
+// find returns the test's address of a port, IPv4 first.
+func (l *loopback) find(pid int, port uint16) (netip.AddrPort, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || pid != l.pid {
+		return netip.AddrPort{}, fmt.Errorf("there is no process %d", pid)
+	}
+	for _, ip := range []string{"127.0.0.1", "127.0.0.2", "::1"} {
+		if to, ok := l.addresses[netip.AddrPortFrom(netip.MustParseAddr(ip), port)]; ok {
+			return to, nil
+		}
+	}
+	return netip.AddrPort{}, fmt.Errorf("port %d: %w", port, syscall.ECONNREFUSED)
+}
+
+// step does a piece of work in a sandbox, which takes a microsecond of its CPU
+// time. It reports false, and does nothing, while the sandbox is frozen or unknown.
+func (f *Freezer) step(id sandbox.ID, work func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.cgroups[id]
+	if c == nil || c.frozen {
+		return false
+	}
+	work()
+	c.cpu += time.Microsecond
+	return true
+}
+
+// end ends a process, to which nothing can be attached any more.
+func (u *Uplink) end(pid int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.ended[pid] = true
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Freezer is a sandbox.Freezer that freezes what works by its Step, and counts.
+// Freezer is a sandbox.Freezer that freezes what it counts.
 // Its zero value is not usable: see NewFreezer. It can be made to fail and to hang, by
 // operation: "freeze", "thaw", or "after_freeze", as when the response to a request is lost.
 type Freezer struct {
@@ -45,20 +45,6 @@ func (f *Freezer) Counts() (freezes, thaws int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.freezes, f.thaws
-}
-
-// Step does a piece of work in a sandbox, which takes a microsecond of its CPU
-// time. It reports false, and does nothing, while the sandbox is frozen or unknown.
-func (f *Freezer) Step(id sandbox.ID, work func()) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	c := f.cgroups[id]
-	if c == nil || c.frozen {
-		return false
-	}
-	work()
-	c.cpu += time.Microsecond
-	return true
 }
 
 // Work adds CPU time to a sandbox.

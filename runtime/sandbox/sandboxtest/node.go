@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -32,9 +31,9 @@ type Node struct {
 	Restored bool
 	Log      *testkit.Log // lines of JSON
 
-	config    sandbox.Config
-	creations string // folder
-	origins   string // folder
+	Creations, Origins string // folders, as in sandbox.Deps
+
+	config sandbox.Config
 }
 
 // New returns a started Manager that is closed with the test.
@@ -71,7 +70,7 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 	if configure != nil {
 		configure(&cfg)
 	}
-	return &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, creations: t.TempDir(), origins: t.TempDir()}
+	return &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
 }
 
 // Restart starts a new Manager with the dependencies of the previous one.
@@ -100,7 +99,7 @@ func (n *Node) Deps(t testing.TB) sandbox.Deps {
 	n.Uplink.Restart()
 	return sandbox.Deps{
 		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
-		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.creations, Origins: n.origins, Log: slog.New(slog.NewJSONHandler(n.Log, nil)),
+		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.Creations, Origins: n.Origins, Log: slog.New(slog.NewJSONHandler(n.Log, nil)),
 	}
 }
 
@@ -117,67 +116,32 @@ func (n *Node) Crash(t testing.TB, meanwhile func()) {
 	n.Restart(t)
 }
 
-// Unfinish reverts a sandbox's record and notes to those before its creation was
-// acknowledged. Use it in Crash.
-func (n *Node) Unfinish(t testing.TB, id sandbox.ID) {
-	t.Helper()
-	record := n.Store.Record(t, id)
-	record.State = sandbox.StateStarting
-	if err := errors.Join(n.Store.PutSandbox(t.Context(), record), os.WriteFile(filepath.Join(n.creations, string(id)), nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// OriginFile is the path of a sandbox's settings in Deps.Origins.
-func (n *Node) OriginFile(id sandbox.ID) string { return filepath.Join(n.origins, string(id)) }
-
-// PendingCreations returns the creations that are noted as under way.
-func (n *Node) PendingCreations(t testing.TB) (ids []sandbox.ID) {
-	t.Helper()
-	files, err := os.ReadDir(n.creations)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range files {
-		ids = append(ids, sandbox.ID(f.Name()))
-	}
-	return ids
-}
-
-// Store is a store in memory that can report a full disk and refuse events.
+// Store is a store in memory that can report a full disk and fail.
 type Store struct {
 	*store.Badger
-	full   atomic.Bool
-	puts   atomic.Int64
-	refuse atomic.Pointer[func(sandbox.Event) bool]
-
-	before, after atomic.Pointer[func(operation string) error]
+	full atomic.Bool
+	hook atomic.Pointer[func(operation string, events []sandbox.Event) error]
 }
 
-// Before makes the store call f at the beginning of each operation, "put" or "last". An
-// error of f fails the operation; nil ends the calls.
-func (s *Store) Before(f func(operation string) error) { s.before.Store(&f) }
+// Hook makes the store call f at the beginning of each operation, "put", "last" or "append",
+// and "after_put", when the record is written. events are those to append. An error of f fails
+// the operation; nil ends the calls.
+func (s *Store) Hook(f func(operation string, events []sandbox.Event) error) { s.hook.Store(&f) }
 
-// After is like Before, at the end of each operation, when the record is written.
-func (s *Store) After(f func(operation string) error) { s.after.Store(&f) }
-
-func call(f *func(string) error, operation string) error {
-	if f == nil || *f == nil {
-		return nil
+func (s *Store) call(operation string, events []sandbox.Event) error {
+	if f := s.hook.Load(); f != nil && *f != nil {
+		return (*f)(operation, events)
 	}
-	return (*f)(operation)
+	return nil
 }
 
 // LastSeq implements sandbox.Store.
 func (s *Store) LastSeq(ctx context.Context, id sandbox.ID) (uint64, error) {
-	if err := call(s.before.Load(), "last"); err != nil {
+	if err := s.call("last", nil); err != nil {
 		return 0, err
 	}
 	return s.Badger.LastSeq(ctx, id)
 }
-
-// Puts counts the records that were written.
-func (s *Store) Puts() int64 { return s.puts.Load() }
 
 // Record returns the stored record of a sandbox.
 func (s *Store) Record(t testing.TB, id sandbox.ID) (record sandbox.Sandbox) {
@@ -194,9 +158,6 @@ func (s *Store) Record(t testing.TB, id sandbox.ID) (record sandbox.Sandbox) {
 	return record
 }
 
-// Refuse makes the store refuse events as it does if they are too large.
-func (s *Store) Refuse(which func(sandbox.Event) bool) { s.refuse.Store(&which) }
-
 // Fill makes the disk full, or not.
 func (s *Store) Fill(full bool) { s.full.Store(full) }
 
@@ -205,14 +166,13 @@ func (s *Store) PutSandbox(ctx context.Context, sb sandbox.Sandbox) error {
 	if s.full.Load() {
 		return sandbox.ErrStoreFull
 	}
-	s.puts.Add(1)
-	if err := call(s.before.Load(), "put"); err != nil {
+	if err := s.call("put", nil); err != nil {
 		return err
 	}
 	if err := s.Badger.PutSandbox(ctx, sb); err != nil {
 		return err
 	}
-	return call(s.after.Load(), "put")
+	return s.call("after_put", nil)
 }
 
 // AppendEvents implements sandbox.Store.
@@ -220,8 +180,8 @@ func (s *Store) AppendEvents(ctx context.Context, events []sandbox.Event) error 
 	if s.full.Load() {
 		return sandbox.ErrStoreFull
 	}
-	if refuse := s.refuse.Load(); refuse != nil && slices.ContainsFunc(events, *refuse) {
-		return &sandbox.InvalidError{Field: "event", Reason: "is too large", Want: "make it smaller"}
+	if err := s.call("append", events); err != nil {
+		return err
 	}
 	return s.Badger.AppendEvents(ctx, events)
 }

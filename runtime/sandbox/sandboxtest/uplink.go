@@ -57,13 +57,6 @@ func (u *Uplink) Knows(id sandbox.ID) bool {
 	return u.known[id]
 }
 
-// End ends a process, to which nothing can be attached any more.
-func (u *Uplink) End(pid int) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.ended[pid] = true
-}
-
 // Restart drops the attachments, as the end of a node does.
 func (u *Uplink) Restart() {
 	u.mu.Lock()
