@@ -31,13 +31,12 @@ type helper struct {
 	control *net.UnixConn
 	stderr  *tail
 	seq     atomic.Uint32
+	served  atomic.Bool // a request; if the helper ends then, the next one starts immediately
 
 	mu sync.Mutex
 	// waiting has the pending responses by seq, including those that no caller waits for
 	// any longer. It is nil after the helper ended.
 	waiting map[uint32]chan reply
-
-	gone chan struct{} // closed when the process was reaped
 }
 
 // reply is the outcome of a request: a descriptor, which is -1 if err is set.
@@ -60,7 +59,6 @@ func launch(ctx context.Context, command []string, extra ...*os.File) (_ *helper
 		control: control,
 		stderr:  &tail{},
 		waiting: make(map[uint32]chan reply),
-		gone:    make(chan struct{}),
 	}
 	h.cmd.Stdin = theirs
 	h.cmd.Stderr = h.stderr
@@ -120,11 +118,10 @@ func (h *helper) receive() (wire.Response, int, error) {
 	if err != nil {
 		return wire.Response{}, -1, err
 	}
-	if n == 0 {
-		closeFD(fd)
-		return wire.Response{}, -1, errGone
-	}
 	response, err := wire.ParseResponse(buf[:n])
+	if n == 0 {
+		err = errGone
+	}
 	if err != nil {
 		closeFD(fd)
 		return wire.Response{}, -1, err
@@ -133,22 +130,15 @@ func (h *helper) receive() (wire.Response, int, error) {
 }
 
 func descriptor(rights []byte) (int, error) {
-	if len(rights) == 0 {
-		return -1, nil
-	}
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil {
 		return -1, fmt.Errorf("read a descriptor: %w", err)
 	}
 	for _, message := range messages {
-		fds, err := unix.ParseUnixRights(&message)
-		if err != nil || len(fds) == 0 {
-			continue
+		// The helper sends no more than one.
+		if fds, err := unix.ParseUnixRights(&message); err == nil && len(fds) > 0 {
+			return fds[0], nil
 		}
-		for _, more := range fds[1:] {
-			unix.Close(more)
-		}
-		return fds[0], nil
 	}
 	return -1, nil
 }
@@ -174,8 +164,8 @@ func (h *helper) run() error {
 	ended := errGone
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		ended = fmt.Errorf("%w: it did not respond for %v", errGone, responseLimit)
+		_ = h.cmd.Process.Kill()
 	}
-	h.close()
 	h.mu.Lock()
 	waiting := h.waiting
 	h.waiting = nil
@@ -183,15 +173,19 @@ func (h *helper) run() error {
 	for _, c := range waiting {
 		c <- reply{-1, ended}
 	}
-	// It ends by itself because its socket is closed, unless it hangs.
-	kill := time.AfterFunc(time.Second, func() { _ = h.cmd.Process.Kill() })
-	exit := h.cmd.Wait()
-	kill.Stop()
-	close(h.gone)
-	if exit != nil {
+	if exit := h.reap(); exit != nil {
 		return fmt.Errorf("%w%s", exit, h.stderr.suffix())
 	}
 	return err
+}
+
+// reap ends the process and waits for that. It ends by itself because its socket is closed,
+// unless it hangs.
+func (h *helper) reap() error {
+	h.close()
+	kill := time.AfterFunc(time.Second, func() { _ = h.cmd.Process.Kill() })
+	defer kill.Stop()
+	return h.cmd.Wait()
 }
 
 func (h *helper) deliver(response wire.Response, fd int) {
@@ -209,7 +203,7 @@ func (h *helper) deliver(response wire.Response, fd int) {
 		closeFD(fd)
 	case response.Status != wire.StatusOK:
 		closeFD(fd)
-		c <- reply{-1, &HelperError{response.Status, syscall.Errno(response.Errno), response.Text}}
+		c <- reply{-1, response}
 	case fd < 0:
 		c <- reply{-1, errors.New("the namespace helper sent no descriptor")}
 	default:
@@ -241,6 +235,9 @@ func (h *helper) request(ctx context.Context, r wire.Request) (int, error) {
 	}
 	select {
 	case got := <-c:
+		if got.err == nil {
+			h.served.Store(true)
+		}
 		return got.fd, got.err
 	case <-ctx.Done():
 		go func() { closeFD((<-c).fd) }() // ends with the response, or with run

@@ -16,7 +16,7 @@ func TestSocketOfABusyHelperHoldsAllRequests(t *testing.T) {
 	defer ours.Close()
 	defer theirs.Close()
 	h := &helper{control: ours}
-	request := wire.Request{Op: wire.OpSocket, Family: wire.IPv4, ID: "abcdefghijkl",
+	request := wire.Request{Op: wire.OpSocket, ID: "abcdefghijkl",
 		Cgroup: "/" + strings.Repeat("x", 400)}
 	for n := range maxRequests {
 		packet, err := request.AppendTo(nil)

@@ -18,7 +18,6 @@ import (
 	"net/netip"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sync/semaphore"
 
@@ -44,13 +43,11 @@ type Config struct {
 	// Helper is the path of doze-netns. The node's user needs only execute permission
 	// for its folder.
 	Helper string
-	// Podman is the command; default "podman", searched in PATH.
-	Podman string
 	// Cgroup is the parent of all sandboxes' cgroups as the kernel names it, such as
 	// /doze/sandboxes. If it is set, the process of sandbox id must be in <Cgroup>/<id>
 	// or below, so that a reused pid never reaches another sandbox.
 	Cgroup string
-	Log    *slog.Logger // may be nil
+	Log    *slog.Logger
 }
 
 // Client connects to sandboxes. Its methods may be called concurrently. Create one with
@@ -59,48 +56,33 @@ type Client struct {
 	cfg      Config
 	inFlight *semaphore.Weighted // of maxRequests
 
+	ctx  context.Context // ended by Close
+	end  context.CancelFunc
+	done chan struct{} // closed when supervise has ended
+
 	mu       sync.Mutex
-	current  *helper   // nil before the first start and after a crash
-	starting *start    // nil without one
-	failures int       // consecutive starts without a served request
-	notUntil time.Time // earliest time of the next start
-	closed   bool
-	end      context.CancelFunc // ends the current start
-	ctx      context.Context
-	running  sync.WaitGroup // goroutines of starts and helpers
+	current  *helper       // nil while none runs
+	startErr error         // of the last start, until the next helper has ended
+	changed  chan struct{} // closed when current or startErr changes
 }
 
 // Open returns a Client and begins to start its helper. Dials wait for the start. If it
-// fails, the next Dial tries again. The caller closes the Client.
+// fails, it tries again. The caller closes the Client.
 func Open(cfg Config) (*Client, error) {
 	if cfg.Helper == "" {
 		return nil, errors.New("the path of the namespace helper is not set")
 	}
-	if cfg.Podman == "" {
-		cfg.Podman = "podman"
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	c := &Client{cfg: cfg, inFlight: semaphore.NewWeighted(maxRequests)}
+	c := &Client{cfg: cfg, inFlight: semaphore.NewWeighted(maxRequests), done: make(chan struct{}), changed: make(chan struct{})}
 	c.ctx, c.end = context.WithCancel(context.Background())
-	c.mu.Lock()
-	c.startLocked()
-	c.mu.Unlock()
+	go c.supervise() // ends with Close
 	return c, nil
 }
 
 // Close ends the helper and waits for its exit. Open connections and devices remain usable.
 // Idempotent.
 func (c *Client) Close() error {
-	c.mu.Lock()
-	c.closed = true
 	c.end()
-	if c.current != nil {
-		c.current.close()
-	}
-	c.mu.Unlock()
-	c.running.Wait()
+	<-c.done
 	return nil
 }
 
@@ -110,7 +92,7 @@ func (c *Client) Close() error {
 // TCP_NODELAY, and outlives the Client.
 //
 // Errors wrap syscall.ECONNREFUSED if no server listens on the port, syscall.ESRCH if the
-// process has ended, ErrClosed, and a *HelperError if the helper refused.
+// process has ended, ErrClosed, and a wire.Response if the helper refused.
 func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) (net.Conn, error) {
 	conn, err := c.dialAddress(ctx, id, pid, netip.AddrPortFrom(loopback4, port))
 	if errors.Is(err, syscall.ECONNREFUSED) {
@@ -136,11 +118,11 @@ func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) 
 }
 
 func (c *Client) dialAddress(ctx context.Context, id sandbox.ID, pid int, to netip.AddrPort) (net.Conn, error) {
-	family := wire.IPv4
+	op := wire.OpSocket
 	if to.Addr().Is6() {
-		family = wire.IPv6
+		op = wire.OpSocket6
 	}
-	fd, err := c.requestFor(ctx, id, pid, wire.Request{Op: wire.OpSocket, Family: family})
+	fd, err := c.requestFor(ctx, id, pid, wire.Request{Op: op})
 	if err != nil {
 		return nil, err
 	}
@@ -188,33 +170,12 @@ func (c *Client) request(ctx context.Context, r wire.Request) (int, error) {
 			return -1, err
 		}
 		fd, err := h.request(ctx, r)
-		if err == nil {
-			c.served()
-			return fd, nil
-		}
-		var refused *HelperError
-		foreign := errors.As(err, &refused) && refused.Status == wire.StatusForeign
-		if attempt > 0 || !(foreign || errors.Is(err, errGone)) {
-			return -1, err
+		refused, _ := errors.AsType[wire.Response](err)
+		if attempt > 0 || refused.Status != wire.StatusForeign && !errors.Is(err, errGone) {
+			return fd, err
 		}
 		stale = h
 	}
-}
-
-// HelperError is an error that the helper returned. It wraps Errno, if that is set.
-type HelperError struct {
-	Status wire.Status
-	Errno  syscall.Errno // of the failed system call; 0 if none failed
-	Text   string
-}
-
-func (e *HelperError) Error() string { return "namespace helper: " + e.Text }
-
-func (e *HelperError) Unwrap() error {
-	if e.Errno == 0 {
-		return nil
-	}
-	return e.Errno
 }
 
 var _ sandbox.Network = (*Client)(nil)

@@ -12,105 +12,77 @@ const (
 	// startLimit bounds one start: Podman takes 0.1 s, but 2 s if it has to create
 	// its user namespace, and more on a loaded machine.
 	startLimit = 20 * time.Second
-	// If a helper ends before it served a request, the next start waits firstBackoff,
-	// doubled with each such end up to lastBackoff.
+	// If a start fails or a helper ends before it served a request, the next start waits
+	// firstBackoff, doubled with each such end up to lastBackoff.
 	firstBackoff = 50 * time.Millisecond
 	lastBackoff  = 5 * time.Second
 )
 
-// helper returns the running helper. It starts one if none is running or the running one is
-// stale. Concurrent callers share a start; each waits until its ctx ends.
+// helper returns the running helper, and waits for a start, until its ctx ends, if none is
+// running or the running one is stale. It returns the error of a start that fails meanwhile.
 func (c *Client) helper(ctx context.Context, stale *helper) (*helper, error) {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return nil, ErrClosed
-	}
-	if h := c.current; h != nil && h != stale {
-		c.mu.Unlock()
-		return h, nil
-	}
-	if c.starting == nil {
-		c.startLocked()
-	}
-	s := c.starting
-	c.mu.Unlock()
-	select {
-	case <-s.done:
-		return s.helper, s.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for the namespace helper: %w", ctx.Err())
-	}
-}
-
-// start is an attempt to start a helper.
-type start struct {
-	done   chan struct{} // closed when it has ended
-	helper *helper
-	err    error
-}
-
-// startLocked begins to start a helper, which then replaces the current one. The caller
-// holds c.mu. The goroutine ends with the start, or on Close.
-func (c *Client) startLocked() {
-	s := &start{done: make(chan struct{})}
-	c.starting = s
-	wait := time.Until(c.notUntil)
-	c.running.Go(func() {
-		h, err := c.start(wait)
+	for waited := false; ; waited = true {
 		c.mu.Lock()
-		defer c.mu.Unlock()
-		defer close(s.done)
-		c.starting, s.helper, s.err = nil, h, err
-		c.failures++ // until it has served a request
-		c.notUntil = time.Now().Add(min(firstBackoff<<min(c.failures-1, 10), lastBackoff))
-		if err != nil {
-			if !c.closed {
-				c.cfg.Log.Error("failed to start the namespace helper", "error", err)
-			}
-			return
-		}
-		if c.closed {
+		h, err, changed := c.current, c.startErr, c.changed
+		c.mu.Unlock()
+		switch {
+		case c.ctx.Err() != nil:
+			return nil, ErrClosed
+		case h != nil && h != stale:
+			return h, nil
+		case h != nil:
 			h.close()
+		case waited && err != nil:
+			return nil, err
 		}
-		if c.current != nil { // stale; its pending requests may still succeed
-			c.current.close()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the namespace helper: %w", ctx.Err())
 		}
-		c.current = h
-		c.cfg.Log.Info("namespace helper started", "pid", h.cmd.Process.Pid)
-		c.running.Go(func() { c.watch(h) })
-	})
+	}
 }
 
-// watch serves one helper until it ends.
-func (c *Client) watch(h *helper) {
-	err := h.run()
+// set publishes a started helper, the error of a start, or neither while the next one starts.
+func (c *Client) set(h *helper, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.current == h {
-		c.current = nil
-		if !c.closed {
-			c.cfg.Log.Warn("namespace helper ended; the next connection starts another", "error", err)
-		}
-	}
+	c.current, c.startErr = h, err
+	close(c.changed)
+	c.changed = make(chan struct{})
 }
 
-// served records that the helper works, so that it is restarted immediately after a crash.
-func (c *Client) served() {
-	c.mu.Lock()
-	c.failures = 0
-	c.notUntil = time.Time{}
-	c.mu.Unlock()
+// supervise starts a helper and serves it, again and again, until Close.
+func (c *Client) supervise() {
+	defer close(c.done)
+	for backoff := firstBackoff; c.ctx.Err() == nil; {
+		h, err := c.start()
+		c.set(h, err)
+		if err == nil {
+			c.cfg.Log.Info("namespace helper started", "pid", h.cmd.Process.Pid)
+			stop := context.AfterFunc(c.ctx, h.close)
+			err = h.run()
+			stop()
+			c.set(nil, nil)
+			if h.served.Load() {
+				backoff = 0
+			}
+		}
+		if c.ctx.Err() == nil {
+			c.cfg.Log.Error("namespace helper failed", "error", err, "retry_in", backoff)
+		}
+		select {
+		case <-time.After(backoff):
+		case <-c.ctx.Done():
+		}
+		backoff = min(max(2*backoff, firstBackoff), lastBackoff)
+	}
+	c.set(nil, nil)
 }
 
 // start finds Podman's user namespace and starts a helper in it, as a child of the node.
 // No podman process remains.
-func (c *Client) start(wait time.Duration) (*helper, error) {
-	select {
-	case <-time.After(wait):
-	case <-c.ctx.Done():
-		return nil, ErrClosed
-	}
+func (c *Client) start() (*helper, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, startLimit)
 	defer cancel()
 	userNS, err := c.userNamespace(ctx)
@@ -132,14 +104,11 @@ func (c *Client) start(wait time.Duration) (*helper, error) {
 // it. Podman creates the namespace if necessary; its pause process keeps it open. The caller
 // closes the file.
 func (c *Client) userNamespace(ctx context.Context) (*os.File, error) {
-	probe, fd, err := launch(ctx, []string{c.cfg.Podman, "unshare", "--", c.cfg.Helper, "probe"})
+	probe, fd, err := launch(ctx, []string{"podman", "unshare", "--", c.cfg.Helper, "probe"})
 	if err != nil {
 		return nil, fmt.Errorf("find Podman's user namespace: %w", err)
 	}
-	probe.close()
-	kill := time.AfterFunc(time.Second, func() { _ = probe.cmd.Process.Kill() })
-	defer kill.Stop()
-	_ = probe.cmd.Wait() // its exit code does not matter: it has sent the namespace or none
+	_ = probe.reap() // its exit code does not matter: it has sent the namespace or none
 	if fd < 0 {
 		return nil, errors.New("find Podman's user namespace: the probe sent none")
 	}

@@ -76,7 +76,7 @@ func TestPidfdAliveReportsTheEndOfAProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(pidfd)
-	if !pidfdAlive(pidfd) {
+	if !(&namespace{pidfd: pidfd}).alive() {
 		t.Error("this process is reported as ended")
 	}
 	dead, err := os.StartProcess("/bin/true", []string{"true"}, &os.ProcAttr{})
@@ -91,7 +91,7 @@ func TestPidfdAliveReportsTheEndOfAProcess(t *testing.T) {
 	if _, err := dead.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	if pidfdAlive(fd) {
+	if (&namespace{pidfd: fd}).alive() {
 		t.Error("an ended process is reported as running")
 	}
 }

@@ -66,30 +66,21 @@ func Serve(control int) error {
 // further requests.
 var errLost = errors.New("cannot return to the helper's own network namespace")
 
-// refusal is an error with a status that is more specific than an errno.
-type refusal struct {
-	status wire.Status
-	reason string
-}
-
-func (r *refusal) Error() string { return r.reason }
-
 func refuse(format string, args ...any) error {
-	return &refusal{wire.StatusRefused, fmt.Sprintf(format, args...)}
+	return wire.Response{Status: wire.StatusRefused, Text: fmt.Sprintf(format, args...)}
 }
 
 func response(seq uint32, err error) wire.Response {
 	if err == nil {
 		return wire.Response{Seq: seq}
 	}
-	if r := (*refusal)(nil); errors.As(err, &r) {
-		return wire.Response{Status: r.status, Seq: seq, Text: r.reason}
+	r, refused := errors.AsType[wire.Response](err)
+	if !refused {
+		r = wire.Response{Status: wire.StatusFailed, Text: err.Error()}
+		r.Errno, _ = errors.AsType[unix.Errno](err)
 	}
-	a := wire.Response{Status: wire.StatusFailed, Seq: seq, Text: err.Error()}
-	if errno := unix.Errno(0); errors.As(err, &errno) {
-		a.Errno = uint32(errno)
-	}
-	return a
+	r.Seq = seq
+	return r
 }
 
 // send sends a response, with a descriptor unless fd is -1.
@@ -140,7 +131,9 @@ func newServer() (*server, error) {
 func (s *server) serve(r wire.Request) (fd int, err error) {
 	switch r.Op {
 	case wire.OpSocket:
-		return s.socket(r)
+		return s.socket(r, unix.AF_INET)
+	case wire.OpSocket6:
+		return s.socket(r, unix.AF_INET6)
 	case wire.OpTUN:
 		return s.inNamespace(r, tun.Make)
 	case wire.OpListener:
@@ -155,16 +148,7 @@ func (s *server) serve(r wire.Request) (fd int, err error) {
 
 // socket creates an unconnected, non-blocking TCP socket in the sandbox's network
 // namespace.
-func (s *server) socket(r wire.Request) (int, error) {
-	var family int
-	switch r.Family {
-	case wire.IPv4:
-		family = unix.AF_INET
-	case wire.IPv6:
-		family = unix.AF_INET6
-	default:
-		return -1, refuse("unknown address family %d", r.Family)
-	}
+func (s *server) socket(r wire.Request, family int) (int, error) {
 	return s.inNamespace(r, func() (int, error) {
 		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {

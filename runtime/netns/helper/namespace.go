@@ -19,7 +19,15 @@ type namespace struct {
 
 // alive reports whether the process of the namespace still runs. After its end, its pid may
 // belong to another process.
-func (n *namespace) alive() bool { return pidfdAlive(n.pidfd) }
+func (n *namespace) alive() bool {
+	fds := []unix.PollFd{{Fd: int32(n.pidfd), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(fds, 0)
+		if err != unix.EINTR { // a signal interrupts even a poll that does not wait
+			return err == nil && n == 0
+		}
+	}
+}
 
 func (n *namespace) close() {
 	unix.Close(n.netns)
@@ -73,8 +81,8 @@ func (s *server) open(r wire.Request) (_ *namespace, err error) {
 		return nil, fmt.Errorf("find the owner of the network namespace of process %d: %w", r.PID, err)
 	}
 	if !below {
-		return nil, &refusal{wire.StatusForeign,
-			fmt.Sprintf("the network namespace of process %d does not belong to a user namespace below Podman's", r.PID)}
+		return nil, wire.Response{Status: wire.StatusForeign,
+			Text: fmt.Sprintf("the network namespace of process %d does not belong to a user namespace below Podman's", r.PID)}
 	}
 	return n, nil
 }
@@ -104,21 +112,16 @@ func (s *server) ownsBelow(netns int) (bool, error) {
 	}
 	for level := range deepest {
 		here, err := inodeOf(ns)
-		if err != nil {
-			unix.Close(ns)
-			return false, err
+		parent := -1
+		if err == nil && here != s.user {
+			parent, err = unix.IoctlRetInt(ns, unix.NS_GET_PARENT)
 		}
-		if here == s.user {
-			unix.Close(ns)
-			return level > 0, nil
-		}
-		parent, err := unix.IoctlRetInt(ns, unix.NS_GET_PARENT)
 		unix.Close(ns)
-		if err == unix.EPERM {
+		switch {
+		case err == unix.EPERM:
 			return false, nil
-		}
-		if err != nil {
-			return false, err
+		case err != nil || here == s.user:
+			return level > 0, err
 		}
 		ns = parent
 	}
@@ -135,15 +138,4 @@ func inodeOf(fd int) (inode, error) {
 		return inode{}, fmt.Errorf("identify a namespace: %w", err)
 	}
 	return inode{uint64(st.Dev), st.Ino}, nil
-}
-
-// pidfdAlive reports whether the process has not exited.
-func pidfdAlive(pidfd int) bool {
-	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	for {
-		n, err := unix.Poll(fds, 0)
-		if err != unix.EINTR { // a signal interrupts even a poll that does not wait
-			return err == nil && n == 0
-		}
-	}
 }

@@ -32,7 +32,7 @@ func TestASignalDoesNotEndTheCheckOfAProcess(t *testing.T) {
 	}()
 	defer func() { close(stop); <-stopped }()
 	for range 100_000 {
-		if !pidfdAlive(fd) {
+		if !(&namespace{pidfd: fd}).alive() {
 			t.Fatal("a running process is reported as ended")
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 
 	"github.com/mdlayher/netlink"
@@ -53,10 +54,11 @@ func configure() error {
 	if err := withoutIPv6(); err != nil {
 		return err
 	}
-	index, err := deviceIndex()
+	device, err := net.InterfaceByName(link.Device) // in the network namespace of the thread
 	if err != nil {
 		return fmt.Errorf("find its index: %w", err)
 	}
+	index := uint32(device.Index)
 	address, gateway := link.Sandbox.As4(), link.Gateway.As4()
 	if err := LoopbackUp(); err != nil {
 		return fmt.Errorf("set lo up: %w", err)
@@ -81,21 +83,6 @@ func configure() error {
 // LoopbackUp makes 127.0.0.1 usable in the network namespace of the thread.
 func LoopbackUp() error {
 	return rtnetlink(unix.RTM_NEWLINK, 0, unix.IfInfomsg{Index: loopbackIndex, Flags: unix.IFF_UP, Change: unix.IFF_UP})
-}
-
-// deviceIndex returns the index of the device in the network namespace of the thread.
-func deviceIndex() (uint32, error) {
-	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, err
-	}
-	defer unix.Close(socket)
-	device, err := unix.NewIfreq(link.Device)
-	if err != nil {
-		return 0, err
-	}
-	err = unix.IoctlIfreq(socket, unix.SIOCGIFINDEX, device)
-	return device.Uint32(), err
 }
 
 // withoutIPv6 prevents the kernel from assigning IPv6 addresses to the device. It has to be

@@ -2,7 +2,7 @@
 // packet per request and one per response, over a SOCK_SEQPACKET pair. A response
 // may carry one descriptor. Numbers are little-endian.
 //
-//	request   version u8, op u8, family u8, 0, seq u32, pid u32, len(id) u16, len(cgroup) u16, id, cgroup
+//	request   version u8, op u8, 0, 0, seq u32, pid u32, len(id) u16, len(cgroup) u16, id, cgroup
 //	response  version u8, status u8, 0, 0, seq u32, errno u32, text
 //
 // The helper first sends a greeting, which is a response with seq 0. Both ends refuse
@@ -13,10 +13,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"syscall"
 )
 
 // Version is incremented with every change of the layout or of an Op's meaning.
-const Version = 3
+const Version = 4
 
 // MaxPacket bounds a packet, in bytes, in both directions.
 const MaxPacket = 4096
@@ -25,8 +26,8 @@ const MaxPacket = 4096
 type Op uint8
 
 const (
-	// OpSocket creates an unconnected TCP socket in the network namespace of the
-	// process PID. The response carries it.
+	// OpSocket creates an unconnected TCP socket, for IPv4, in the network namespace of
+	// the process PID. The response carries it.
 	OpSocket Op = 1
 	// OpForget closes the helper's open namespaces of the sandbox ID.
 	OpForget Op = 2
@@ -36,14 +37,8 @@ const (
 	// OpListener creates the listener of package link in the network namespace of the
 	// process PID, which must have its device. The response carries it.
 	OpListener Op = 4
-)
-
-// Family of a socket.
-type Family uint8
-
-const (
-	IPv4 Family = 4
-	IPv6 Family = 6
+	// OpSocket6 is OpSocket for IPv6.
+	OpSocket6 Op = 5
 )
 
 // Status of a response.
@@ -63,22 +58,31 @@ const (
 
 // Request to the helper.
 type Request struct {
-	Op     Op
-	Family Family // OpSocket
-	Seq    uint32 // chosen by the node
-	PID    uint32 // the first process of the sandbox; not for OpForget
-	ID     string
+	Op  Op
+	Seq uint32 // chosen by the node
+	PID uint32 // the first process of the sandbox; not for OpForget
+	ID  string
 	// Cgroup that the process must be in or below, so that a reused pid is detected.
 	// If it is empty, the cgroup is not checked.
 	Cgroup string
 }
 
-// Response of the helper.
+// Response of the helper. It is an error unless its Status is StatusOK. The error wraps Errno,
+// if that is set.
 type Response struct {
 	Status Status
 	Seq    uint32
-	Errno  uint32
+	Errno  syscall.Errno // of the failed system call; 0 if none failed
 	Text   string
+}
+
+func (r Response) Error() string { return "namespace helper: " + r.Text }
+
+func (r Response) Unwrap() error {
+	if r.Errno == 0 {
+		return nil
+	}
+	return r.Errno
 }
 
 var errMalformed = errors.New("malformed packet")
@@ -90,7 +94,7 @@ func (r Request) AppendTo(b []byte) ([]byte, error) {
 	if header+len(r.ID)+len(r.Cgroup) > MaxPacket {
 		return nil, fmt.Errorf("a request of more than %d bytes", MaxPacket)
 	}
-	b = append(b, Version, byte(r.Op), byte(r.Family), 0)
+	b = append(b, Version, byte(r.Op), 0, 0)
 	b = binary.LittleEndian.AppendUint32(b, r.Seq)
 	b = binary.LittleEndian.AppendUint32(b, r.PID)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(r.ID)))
@@ -111,7 +115,6 @@ func ParseRequest(b []byte) (Request, error) {
 	}
 	return Request{
 		Op:     Op(b[1]),
-		Family: Family(b[2]),
 		Seq:    binary.LittleEndian.Uint32(b[4:]),
 		PID:    binary.LittleEndian.Uint32(b[8:]),
 		ID:     string(b[header : header+id]),
@@ -125,7 +128,7 @@ const responseHeader = 12
 func (r Response) AppendTo(b []byte) []byte {
 	b = append(b, Version, byte(r.Status), 0, 0)
 	b = binary.LittleEndian.AppendUint32(b, r.Seq)
-	b = binary.LittleEndian.AppendUint32(b, r.Errno)
+	b = binary.LittleEndian.AppendUint32(b, uint32(r.Errno))
 	return append(b, r.Text[:min(len(r.Text), MaxPacket-responseHeader)]...)
 }
 
@@ -137,7 +140,7 @@ func ParseResponse(b []byte) (Response, error) {
 	return Response{
 		Status: Status(b[1]),
 		Seq:    binary.LittleEndian.Uint32(b[4:]),
-		Errno:  binary.LittleEndian.Uint32(b[8:]),
+		Errno:  syscall.Errno(binary.LittleEndian.Uint32(b[8:])),
 		Text:   string(b[responseHeader:]),
 	}, nil
 }

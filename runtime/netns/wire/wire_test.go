@@ -9,7 +9,7 @@ import (
 
 func TestRequestsSurviveTheWire(t *testing.T) {
 	for _, want := range []wire.Request{
-		{Op: wire.OpSocket, Family: wire.IPv6, Seq: 1, PID: 4242, ID: "k3f9x2m7q1az", Cgroup: "/doze/sandboxes/k3f9x2m7q1az"},
+		{Op: wire.OpSocket6, Seq: 1, PID: 4242, ID: "k3f9x2m7q1az", Cgroup: "/doze/sandboxes/k3f9x2m7q1az"},
 		{Op: wire.OpForget, Seq: 1<<32 - 1, ID: "k3f9x2m7q1az"},
 		{Op: wire.OpTUN, Seq: 2, PID: 4242, ID: "k3f9x2m7q1az", Cgroup: "/doze/sandboxes/k3f9x2m7q1az"},
 		{},
