@@ -50,6 +50,9 @@ const (
 	// removeWait bounds how long Remove waits for killed processes to exit, which
 	// takes milliseconds.
 	removeWait = 2 * time.Second
+	// removePause is the pause between two attempts of Remove. A notification of the
+	// kernel can be 10 ms late, see spin.
+	removePause = time.Millisecond
 )
 
 // Freezer freezes sandboxes by writing to cgroup.freeze. Its methods may be called
@@ -90,27 +93,21 @@ func Open(dir string) (*Freezer, error) {
 	if err := os.Mkdir(f.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("create the sandboxes' cgroup: %w", err)
 	}
-	enforced, err := delegate(dir, f.dir)
-	if err != nil {
+	var err error
+	if f.enforced, err = delegate(dir, f.dir); err != nil {
 		return nil, err
 	}
-	f.enforced = enforced
-	if f.shared, err = os.Open(f.dir); err == nil {
-		err = flock(f.shared, unix.LOCK_SH)
+	if f.shared, err = os.Open(f.dir); err != nil {
+		return nil, fmt.Errorf("lock the sandboxes' cgroup: %w", err)
 	}
-	if err != nil {
+	if err := flock(f.shared, unix.LOCK_SH); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock the sandboxes' cgroup: %w", err), f.Close())
 	}
 	return f, nil
 }
 
 // Close releases the lock on the subtree. The sandboxes' cgroups remain.
-func (f *Freezer) Close() error {
-	if f.shared == nil {
-		return nil
-	}
-	return f.shared.Close()
-}
+func (f *Freezer) Close() error { return f.shared.Close() }
 
 func flock(f *os.File, how int) error {
 	for {
@@ -318,17 +315,14 @@ func (f *Freezer) Remove(id sandbox.ID) error {
 	delete(f.cgroups, id)
 	f.mu.Unlock()
 	dir := filepath.Join(f.dir, string(id))
-	deadline := time.Now().Add(removeWait)
-	for {
-		err := removeTree(dir)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
-			return fmt.Errorf("remove the cgroup of %s: %w", id, err)
-		}
-		waitEmpty(dir, deadline)
+	err := removeTree(dir)
+	for deadline := time.Now().Add(removeWait); errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline); err = removeTree(dir) {
+		time.Sleep(removePause)
 	}
+	if err != nil {
+		return fmt.Errorf("remove the cgroup of %s: %w", id, err)
+	}
+	return nil
 }
 
 // removeTree removes a cgroup and all cgroups below it, deepest first.
@@ -353,28 +347,6 @@ func removeTree(dir string) error {
 		return &fs.PathError{Op: "rmdir", Path: dir, Err: err}
 	}
 	return nil
-}
-
-// waitEmpty waits for a change of dir's cgroup.events, for at most 10 ms and not beyond
-// the deadline.
-func waitEmpty(dir string, deadline time.Time) {
-	const maxWait = 10 * time.Millisecond
-	events, err := os.Open(filepath.Join(dir, "cgroup.events"))
-	if err != nil {
-		return // gone, as the next removeTree finds
-	}
-	defer events.Close()
-	fd := int(events.Fd())
-	var buf [128]byte
-	n, err := unix.Pread(fd, buf[:], 0)
-	if err != nil {
-		return
-	}
-	wait := min(maxWait, time.Until(deadline))
-	if strings.Contains(string(buf[:n]), "populated 0\n") {
-		wait = time.Millisecond // its processes are gone but not yet reaped
-	}
-	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}, int(max(wait, 0).Milliseconds()))
 }
 
 func (f *Freezer) cgroup(id sandbox.ID) (*cgroup, error) {
