@@ -188,9 +188,9 @@ func (run *running) next() (guest.ExecEvent, error) {
 	switch {
 	case err != nil && clientGone(run.client):
 		run.outcome = outcomeClient
-	case err == io.EOF, err == nil && ev.Kind == guest.ExecComplete && ev.Result == nil:
+	case err == io.EOF, err == nil && ev.Kind == guest.FrameComplete && ev.Result == nil:
 		err = guest.ErrLost // EOF comes after the complete event only, after which next is not called
-	case err == nil && ev.Kind == guest.ExecComplete:
+	case err == nil && ev.Kind == guest.FrameComplete:
 		run.outcome = outcomeExited
 		if ev.Result.TimedOut {
 			run.outcome = outcomeTimedOut
@@ -209,11 +209,11 @@ func (run *running) collect(limit int) (*types.ExecResult, error) {
 			return nil, err
 		}
 		switch ev.Kind {
-		case guest.ExecStdout:
+		case guest.FrameStdout:
 			stdout.add(ev.Data)
-		case guest.ExecStderr:
+		case guest.FrameStderr:
 			stderr.add(ev.Data)
-		case guest.ExecComplete:
+		case guest.FrameComplete:
 			r := &types.ExecResult{Truncated: stdout.truncated || stderr.truncated, ExecExit: execExitOf(ev.Result)}
 			r.Stdout, r.StdoutEncoding = stdout.text()
 			r.Stderr, r.StderrEncoding = stderr.text()
@@ -236,13 +236,13 @@ func (run *running) sendEvents(s *eventStream) {
 			return
 		}
 		switch ev.Kind {
-		case guest.ExecStart:
+		case guest.FrameStart:
 			s.send("start", "", types.ExecStart{PID: ev.PID})
-		case guest.ExecStdout:
+		case guest.FrameStdout:
 			stdout.send(ev.Data)
-		case guest.ExecStderr:
+		case guest.FrameStderr:
 			stderr.send(ev.Data)
-		case guest.ExecComplete:
+		case guest.FrameComplete:
 			stdout.flush()
 			stderr.flush()
 			s.send("complete", "", types.ExecComplete{ExecExit: execExitOf(ev.Result)})

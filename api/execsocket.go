@@ -237,7 +237,7 @@ func (s *execSocket) run(a *API, id sandbox.ID) error {
 			}
 			return err
 		}
-		if ev.Kind == guest.ExecComplete {
+		if ev.Kind == guest.FrameComplete {
 			return nil
 		}
 	}
@@ -246,21 +246,21 @@ func (s *execSocket) run(a *API, id sandbox.ID) error {
 // forward sends an event of the command.
 func (s *execSocket) forward(ev guest.ExecEvent, stdin bool) error {
 	switch ev.Kind {
-	case guest.ExecStdout:
+	case guest.FrameStdout:
 		return s.sendOutput(types.StreamStdout, ev.Data)
-	case guest.ExecStderr:
+	case guest.FrameStderr:
 		return s.sendOutput(types.StreamStderr, ev.Data)
-	case guest.ExecStart:
+	case guest.FrameStart:
 		started := types.ExecStarted{Type: types.ExecMessageTypeStart, PID: ev.PID}
 		if stdin {
 			started.StdinWindowBytes = guest.StdinWindow
 		}
 		return s.send(started)
-	case guest.ExecStdinAck:
+	case guest.FrameStdinAck:
 		return s.send(types.ExecStdinAck{Type: types.ExecMessageTypeStdinAck, Bytes: ev.Bytes})
-	case guest.ExecStdinClosed:
+	case guest.FrameStdinClosed:
 		return s.send(types.ExecStdinClosed{Type: types.ExecMessageTypeStdinClosed})
-	case guest.ExecComplete:
+	case guest.FrameComplete:
 		return s.send(types.ExecCompleted{Type: types.ExecMessageTypeComplete, ExecExit: execExitOf(ev.Result)})
 	}
 	return nil

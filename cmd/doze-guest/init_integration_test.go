@@ -233,7 +233,7 @@ func TestInitEndsEverythingOnTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Those who wait learn how it ended.
-	if ev, err := s.Next(); err != nil || ev.Kind != guest.ExecComplete || ev.Result.Signal != "SIGTERM" {
+	if ev, err := s.Next(); err != nil || ev.Kind != guest.FrameComplete || ev.Result.Signal != "SIGTERM" {
 		t.Errorf("the command ended as %+v, %v", ev.Result, err)
 	}
 	var last guest.LogEvent

@@ -164,6 +164,7 @@ type request struct {
 	json   any           // body, when body is nil
 	wait   time.Duration // that the guest may take beyond responseTimeout
 	ranges bool          // 206 and 416 are successes too
+	stream bool          // the response's body comes without pauses
 
 	upgrade   bool // 101 is the success
 	dedicated bool // has a connection of its own
@@ -213,7 +214,7 @@ func (c *Client) send(ctx context.Context, r request) (*response, error) {
 		}
 	}
 	c.requests.Add(1)
-	ctx, watch := newWatchdog(ctx)
+	ctx, watch := newWatchdog(ctx, c.timeout+r.wait)
 	req := &http.Request{
 		Method: r.method,
 		URL:    &url.URL{Scheme: "http", Host: "guest", Path: r.route, RawQuery: r.query.Encode()},
@@ -223,7 +224,6 @@ func (c *Client) send(ctx context.Context, r request) (*response, error) {
 	if req.Header == nil {
 		req.Header = make(http.Header, 1)
 	}
-	watch.set(c.timeout + r.wait)
 	switch {
 	case r.body != nil:
 		req.Body, req.ContentLength = upload(r.body, watch, c.stall)
@@ -242,6 +242,9 @@ func (c *Client) send(ctx context.Context, r request) (*response, error) {
 		return nil, err
 	}
 	a := &response{Response: resp, client: c, watch: watch}
+	if r.stream {
+		a.stall = c.stall
+	}
 	accepted := resp.StatusCode == http.StatusOK
 	switch resp.StatusCode {
 	case http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable:
@@ -256,15 +259,6 @@ func (c *Client) send(ctx context.Context, r request) (*response, error) {
 	defer a.Close()
 	watch.set(c.timeout)
 	return nil, readError(a)
-}
-
-// sendStream is send for a response whose body comes without pauses.
-func (c *Client) sendStream(ctx context.Context, r request) (*response, error) {
-	a, err := c.send(ctx, r)
-	if err == nil {
-		a.stall = c.stall
-	}
-	return a, err
 }
 
 // call sends the request and decodes the response's JSON into v, unless v is nil.

@@ -130,7 +130,7 @@ func runCommand(ctx context.Context, c *Client) error {
 	}
 	defer s.Close()
 	for {
-		if ev, err := s.Next(); err != nil || ev.Kind == ExecComplete {
+		if ev, err := s.Next(); err != nil || ev.Kind == FrameComplete {
 			return err
 		}
 	}
@@ -256,7 +256,7 @@ func TestGuestThatDoesNotRespond(t *testing.T) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
-	w, watched := newWatchdog(t.Context())
+	w, watched := newWatchdog(t.Context(), time.Hour)
 	watched.set(time.Nanosecond)
 	<-w.Done()
 	if err := watched.explain(io.EOF); !errors.Is(err, ErrNoResponse) {

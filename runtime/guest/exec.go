@@ -9,26 +9,16 @@ import (
 	"time"
 )
 
-// ExecKind is the kind of an ExecEvent.
-type ExecKind FrameType
-
-const (
-	ExecStart    = ExecKind(FrameStart)    // PID; first
-	ExecStdout   = ExecKind(FrameStdout)   // Data
-	ExecStderr   = ExecKind(FrameStderr)   // Data
-	ExecComplete = ExecKind(FrameComplete) // Result; last
-	// With ExecRequest.StreamStdin:
-	ExecStdinAck    = ExecKind(FrameStdinAck)    // Bytes of input were written to the command's pipe
-	ExecStdinClosed = ExecKind(FrameStdinClosed) // the command reads no more input
-)
-
-// ExecEvent is one thing that happened to a command.
+// ExecEvent is one thing that happened to a command. Its Kind is FrameStart first, FrameStdout
+// or FrameStderr, and FrameComplete last; with ExecRequest.StreamStdin also FrameStdinAck, when
+// Bytes of input were written to the command's pipe, and FrameStdinClosed, when the command
+// reads no more input.
 type ExecEvent struct {
-	Kind   ExecKind
-	PID    int         // inside the sandbox, of ExecStart
-	Data   []byte      // of ExecStdout and ExecStderr; valid until the next Next
-	Result *ExecResult // of ExecComplete
-	Bytes  int         // of ExecStdinAck
+	Kind   FrameType
+	PID    int         // inside the sandbox, of FrameStart
+	Data   []byte      // of FrameStdout and FrameStderr; valid until the next Next
+	Result *ExecResult // of FrameComplete
+	Bytes  int         // of FrameStdinAck
 }
 
 // ExecStream is a running command. One goroutine may call Next and another
@@ -81,8 +71,8 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (*ExecStream, error)
 var ErrStdinWindow = fmt.Errorf("more than %d bytes of standard input are not acknowledged", StdinWindow)
 
 // WriteStdin sends standard input. It does not wait for the command to read it:
-// the caller counts the bytes that it has sent and that no ExecStdinAck has
-// acknowledged, StdinWindow at most. More is ErrStdinWindow. After ExecStdinClosed
+// the caller counts the bytes that it has sent and that no FrameStdinAck has
+// acknowledged, StdinWindow at most. More is ErrStdinWindow. After FrameStdinClosed
 // it is discarded.
 func (s *ExecStream) WriteStdin(p []byte) error {
 	s.mu.Lock()
@@ -131,8 +121,8 @@ func (s *ExecStream) acknowledge(n int) error {
 	return nil
 }
 
-// Next returns what happens next: ExecStart, output, ExecComplete, then io.EOF.
-// It blocks while the command is silent. A stream that ends before ExecComplete
+// Next returns what happens next: FrameStart, output, FrameComplete, then io.EOF.
+// It blocks while the command is silent. A stream that ends before FrameComplete
 // returns ErrLost (wrapped).
 func (s *ExecStream) Next() (ExecEvent, error) { return nextEvent(&s.frames, s.parse) }
 
@@ -140,7 +130,7 @@ func (s *ExecStream) parse(t FrameType, data []byte) (ev ExecEvent, err error) {
 	if s.started == (t == FrameStart) {
 		return ev, fmt.Errorf("%w: type %d out of order", ErrFrame, t)
 	}
-	ev.Kind = ExecKind(t)
+	ev.Kind = t
 	switch t {
 	case FrameStart:
 		var v Started
@@ -159,11 +149,11 @@ func (s *ExecStream) parse(t FrameType, data []byte) (ev ExecEvent, err error) {
 	case FrameStdinClosed:
 	case FrameComplete:
 		ev.Result = &ExecResult{}
-		if err = payload(data, ev.Result); err == nil {
-			err = ev.Result.check()
-		}
-		switch {
+		err = payload(data, ev.Result)
+		switch r := ev.Result; {
 		case err != nil:
+		case !isExit(r.ExitCode, r.Signal) || r.Duration < 0:
+			err = fmt.Errorf("guest reported the unusable result %d %q after %s", r.ExitCode, Shorten(r.Signal, 20), r.Duration)
 		case s.stdin == nil:
 			s.finish()
 		default:
@@ -173,12 +163,4 @@ func (s *ExecStream) parse(t FrameType, data []byte) (ev ExecEvent, err error) {
 		err = fmt.Errorf("%w: type %d in an exec", ErrFrame, t)
 	}
 	return ev, err
-}
-
-// check refuses an invalid result.
-func (r *ExecResult) check() error {
-	if !isExit(r.ExitCode, r.Signal) || r.Duration < 0 {
-		return fmt.Errorf("guest reported the unusable result %d %q after %s", r.ExitCode, Shorten(r.Signal, 20), r.Duration)
-	}
-	return nil
 }

@@ -38,11 +38,11 @@ type FileContent struct {
 // ReadFile reads a file of any size. rangeHeader is empty or an HTTP Range.
 // A Body that ends early returns ErrLost (wrapped), never io.EOF.
 func (c *Client) ReadFile(ctx context.Context, path, rangeHeader string) (*FileContent, error) {
-	r := request{method: http.MethodGet, route: RouteFile, query: url.Values{"path": {path}}, ranges: rangeHeader != ""}
+	r := request{method: http.MethodGet, route: RouteFile, query: url.Values{"path": {path}}, stream: true, ranges: rangeHeader != ""}
 	if rangeHeader != "" {
 		r.header = http.Header{"Range": {rangeHeader}}
 	}
-	a, err := c.sendStream(ctx, r)
+	a, err := c.send(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (c *Client) ReadFile(ctx context.Context, path, rangeHeader string) (*FileC
 // List lists a folder, in order of names, folders before what is in them.
 // truncated: the folder has more than MaxEntries or MaxListing allow.
 func (c *Client) List(ctx context.Context, path string, opts ListOptions) (entries []FileInfo, truncated bool, err error) {
-	a, err := c.sendStream(ctx, request{method: http.MethodGet, route: RouteList, query: url.Values{
+	a, err := c.send(ctx, request{method: http.MethodGet, stream: true, route: RouteList, query: url.Values{
 		"path":      {path},
 		"recursive": {strconv.FormatBool(opts.Recursive)},
 		"hidden":    {strconv.FormatBool(opts.Hidden)},
@@ -135,7 +135,7 @@ func (c *Client) PutArchive(ctx context.Context, path string, body io.Reader) (A
 // relative to the folder. Devices, sockets, pipes and what is mounted inside
 // are left out. A stream that is cut off returns ErrLost (wrapped), never io.EOF.
 func (c *Client) GetArchive(ctx context.Context, path string) (io.ReadCloser, error) {
-	a, err := c.sendStream(ctx, request{method: http.MethodGet, route: RouteArchive, query: url.Values{"path": {path}}})
+	a, err := c.send(ctx, request{method: http.MethodGet, stream: true, route: RouteArchive, query: url.Values{"path": {path}}})
 	if err != nil {
 		return nil, err
 	}

@@ -141,5 +141,5 @@ func (s *frames) fail(err error) {
 
 // Close ends the stream. It may be called more than once and while Next waits. A process goes
 // on without its LogStream; a command is killed, with everything that it started, unless
-// ExecComplete came before.
+// FrameComplete came before.
 func (s *frames) Close() error { return s.response.Close() }

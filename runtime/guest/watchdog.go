@@ -14,13 +14,15 @@ type watchdog struct {
 	cancel context.CancelCauseFunc
 
 	mu    sync.Mutex
-	timer *time.Timer // nil until the first set and after stop
-	ended bool
+	timer *time.Timer
+	ended bool // the timer is not set again
 }
 
-func newWatchdog(ctx context.Context) (context.Context, *watchdog) {
+// newWatchdog gives the guest d from now.
+func newWatchdog(ctx context.Context, d time.Duration) (context.Context, *watchdog) {
 	w := &watchdog{}
 	w.ctx, w.cancel = context.WithCancelCause(ctx)
+	w.timer = time.AfterFunc(d, func() { w.cancel(ErrNoResponse) })
 	return w.ctx, w
 }
 
@@ -28,31 +30,19 @@ func newWatchdog(ctx context.Context) (context.Context, *watchdog) {
 func (w *watchdog) set(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch {
-	case w.ended:
-	case w.timer == nil:
-		w.timer = time.AfterFunc(d, func() { w.cancel(ErrNoResponse) })
-	default:
+	if !w.ended {
 		w.timer.Reset(d)
 	}
 }
 
 // pause lets the guest take its time.
-func (w *watchdog) pause() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.timer != nil {
-		w.timer.Stop()
-	}
-}
+func (w *watchdog) pause() { w.timer.Stop() }
 
 // stop ends the request and the watchdog.
 func (w *watchdog) stop() {
 	w.mu.Lock()
-	if w.timer != nil {
-		w.timer.Stop()
-	}
 	w.ended = true
+	w.timer.Stop()
 	w.mu.Unlock()
 	w.cancel(nil)
 }

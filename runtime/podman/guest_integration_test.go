@@ -102,9 +102,9 @@ func (b *box) exec(req guest.ExecRequest) (output string, code int) {
 			b.t.Fatalf("exec %+v: %v", req, err)
 		}
 		switch event.Kind {
-		case guest.ExecStdout, guest.ExecStderr:
+		case guest.FrameStdout, guest.FrameStderr:
 			out.Write(event.Data)
-		case guest.ExecComplete:
+		case guest.FrameComplete:
 			code = event.Result.ExitCode
 		}
 	}

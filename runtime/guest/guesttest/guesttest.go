@@ -28,11 +28,11 @@ func Run(ctx context.Context, c *guest.Client, req guest.ExecRequest) (out Outpu
 			return out, err
 		}
 		switch ev.Kind {
-		case guest.ExecStdout:
+		case guest.FrameStdout:
 			out.Stdout = append(out.Stdout, ev.Data...)
-		case guest.ExecStderr:
+		case guest.FrameStderr:
 			out.Stderr = append(out.Stderr, ev.Data...)
-		case guest.ExecComplete:
+		case guest.FrameComplete:
 			out.Result = *ev.Result
 			return out, nil
 		}

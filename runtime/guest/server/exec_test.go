@@ -273,7 +273,7 @@ func TestClientGoneKillsTheTree(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			for ev := (guest.ExecEvent{}); ev.Kind != guest.ExecStdout; {
+			for ev := (guest.ExecEvent{}); ev.Kind != guest.FrameStdout; {
 				if ev, err = s.Next(); err != nil {
 					t.Fatal(err)
 				}

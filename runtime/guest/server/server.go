@@ -96,7 +96,7 @@ type Server struct {
 }
 
 // New makes a Server that listens but does not serve yet. Clients may connect
-// from then on. A Server that is never served must be closed with Close.
+// from then on. The caller serves it.
 func New(cfg Config) (*Server, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
@@ -156,12 +156,6 @@ func (c *Config) setDefaults() error {
 
 // Socket is the path of the socket for guest.NewClient.
 func (s *Server) Socket() string { return filepath.Join(s.cfg.RunDir, guest.SocketName) }
-
-// Close closes the sockets of a Server that is not served.
-func (s *Server) Close() error {
-	s.reaper.close()
-	return errors.Join(s.socket.Close(), s.holdSocket.Close())
-}
 
 // Serve serves until ctx ends. It then ends every process, SIGTERM first, SIGKILL
 // after Config.Grace, and returns nil. As Init it ends commands in the same way

@@ -38,7 +38,7 @@ func execStreamed(t testing.TB, c *guest.Client, argv ...string) *streamed {
 	}
 	t.Cleanup(func() { stream.Close() })
 	s := &streamed{t: t, stream: stream}
-	if ev := s.next(); ev.Kind != guest.ExecStart {
+	if ev := s.next(); ev.Kind != guest.FrameStart {
 		t.Fatalf("first event %+v", ev)
 	}
 	return s
@@ -74,7 +74,7 @@ func (s *streamed) expect(text string) {
 	for got := ""; got != text; {
 		ev := s.next()
 		got += string(ev.Data)
-		if ev.Kind == guest.ExecComplete || !strings.HasPrefix(text, got) {
+		if ev.Kind == guest.FrameComplete || !strings.HasPrefix(text, got) {
 			s.t.Fatalf("got %q, then %+v, not %q", got, ev, text)
 		}
 	}
@@ -84,9 +84,9 @@ func (s *streamed) complete() guest.ExecResult {
 	s.t.Helper()
 	for {
 		switch ev := s.next(); ev.Kind {
-		case guest.ExecComplete:
+		case guest.FrameComplete:
 			return *ev.Result
-		case guest.ExecStdout, guest.ExecStderr:
+		case guest.FrameStdout, guest.FrameStderr:
 			s.t.Fatalf("more output: %q", ev.Data)
 		}
 	}
@@ -124,7 +124,7 @@ func TestStdinOfManyWindowsArrivesWhole(t *testing.T) {
 		}
 		hash.Write(chunk)
 		for sent+len(chunk)-s.acked > guest.StdinWindow {
-			if ev := s.next(); ev.Kind != guest.ExecStdinAck {
+			if ev := s.next(); ev.Kind != guest.FrameStdinAck {
 				t.Fatalf("event %+v while sending", ev)
 			}
 		}
@@ -138,7 +138,7 @@ func TestStdinOfManyWindowsArrivesWhole(t *testing.T) {
 	for {
 		ev := s.next()
 		got.Write(ev.Data)
-		if ev.Kind == guest.ExecComplete {
+		if ev.Kind == guest.FrameComplete {
 			break
 		}
 	}
@@ -171,7 +171,7 @@ func TestStdinThatTheCommandClosesIsReported(t *testing.T) {
 	s := execStreamed(t, start(t, nil), "sh", "-c", "exec <&-; echo closed; exec sleep 1000")
 	s.expect("closed\n")
 	s.write("unread\n")
-	for s.next().Kind != guest.ExecStdinClosed {
+	for s.next().Kind != guest.FrameStdinClosed {
 	}
 	s.write("discarded\n")
 }
@@ -211,7 +211,7 @@ func TestEndOfTheServerEndsAnExecWithStreamedInput(t *testing.T) {
 	c, end := serve(t, nil)
 	s := execStreamed(t, c, "sleep", "1000")
 	end()
-	if ev, err := s.stream.Next(); !errors.Is(err, guest.ErrLost) && (err != nil || ev.Kind != guest.ExecComplete) {
+	if ev, err := s.stream.Next(); !errors.Is(err, guest.ErrLost) && (err != nil || ev.Kind != guest.FrameComplete) {
 		t.Fatalf("event %+v, error %v", ev, err)
 	}
 }
@@ -263,7 +263,7 @@ func TestTimeoutEndsACommandWithStreamedInput(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if ev.Kind == guest.ExecComplete {
+		if ev.Kind == guest.FrameComplete {
 			if !ev.Result.TimedOut || ev.Result.Signal != "SIGKILL" {
 				t.Errorf("result %+v", ev.Result)
 			}

@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/doze-run/doze/archive"
 )
 
 // ownFolder is the only folder whose files all belong to doze.
@@ -186,7 +188,7 @@ func (in *installation) bundles() (first string) {
 	seen := map[string]bool{}
 	for _, file := range files {
 		real, err := in.resolve(file)
-		if err != nil || seen[real] || within(real, ownFolder) {
+		if err != nil || seen[real] || archive.Within(real, ownFolder) {
 			continue // the most are missing in any one image
 		}
 		seen[real] = true
@@ -214,14 +216,16 @@ func (in *installation) bundle(system string, roots []byte) (needsRoots bool) {
 		return false
 	}
 	if len(roots) == 0 {
-		// The CAs of an earlier Install. A link is to a bundle that no longer exists.
+		// The CAs of an earlier Install.
 		if info, err := os.Lstat(in.host(BundleFile)); err == nil && info.Mode().IsRegular() {
 			before, err := in.read(BundleFile)
 			in.note(err)
 			roots = without(without(before, in.stale), in.certs)
 		}
 	}
-	in.note(in.removeLink(BundleFile))
+	if _, err := os.Readlink(in.host(BundleFile)); err == nil { // a link to a bundle that no longer exists
+		in.note(in.remove(BundleFile))
+	}
 	in.note(in.replace(BundleFile, with(roots, in.certs)))
 	return !bytes.Contains(roots, beginCertificate)
 }
@@ -327,14 +331,6 @@ func (s *Store) remove(name string) error {
 	return err
 }
 
-// removeLink removes a symbolic link, and nothing else.
-func (s *Store) removeLink(name string) error {
-	if _, err := os.Readlink(s.host(name)); err != nil {
-		return nil
-	}
-	return s.remove(name)
-}
-
 // link replaces a file by a symbolic link, atomically.
 func (s *Store) link(name, target string) error {
 	at := s.host(name)
@@ -352,9 +348,4 @@ func (s *Store) link(name, target string) error {
 		return err
 	}
 	return os.Rename(s.host(part), at)
-}
-
-// within reports whether a path is folder or in it. Both are clean.
-func within(name, folder string) bool {
-	return name == folder || strings.HasPrefix(name, folder+"/")
 }
