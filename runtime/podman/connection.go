@@ -86,15 +86,10 @@ func (c *connection) call(ctx context.Context, f func(ctx context.Context) error
 		return ctx.Err()
 	case cc.lost != nil:
 		return &lostError{cc.lost}
-	case brokenOff(err):
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET): // in the middle of a response
 		return &lostError{err}
 	}
 	return err
-}
-
-// brokenOff reports whether the connection ended in the middle of a response.
-func brokenOff(err error) bool {
-	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // lostError: the service did not respond, or not completely. It wraps

@@ -164,7 +164,8 @@ func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
 		if runs, err := isFirstProcess(data.State.Pid, data.ID); runs || err != nil {
 			return err
 		}
-		if !isConmon(data.State.ConmonPid) { // a living conmon is about to report the end
+		conmon, _ := os.ReadFile("/proc/" + strconv.Itoa(data.State.ConmonPid) + "/comm")
+		if string(conmon) != "conmon\n" { // a living conmon is about to report the end
 			e.standInForConmon(limited, data.ID)
 		}
 		wait(limited, 5*time.Millisecond)
@@ -425,11 +426,6 @@ func unseen(err error) error {
 		return nil
 	}
 	return fmt.Errorf("read the container's first process: %w", err)
-}
-
-func isConmon(pid int) bool {
-	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
-	return err == nil && strings.TrimSpace(string(name)) == "conmon"
 }
 
 // isInit reports whether a /proc/PID/status is of a running process with pid 1 in its own

@@ -65,9 +65,8 @@ type service struct {
 
 // child is a service that this process started.
 type child struct {
-	cmd    *exec.Cmd
+	*exec.Cmd
 	exited chan struct{} // closed after Wait
-	err    error         // valid once exited is closed
 }
 
 // start begins supervision, which ends with close.
@@ -231,13 +230,13 @@ func (s *service) spawn(ctx context.Context) (*connection, error) {
 	for {
 		conn, err := dial(ctx, s.own, pingLimit)
 		if err == nil {
-			s.log.Info("podman service started", "pid", child.cmd.Process.Pid,
+			s.log.Info("podman service started", "pid", child.Process.Pid,
 				"took", time.Since(began).Round(time.Millisecond), "socket", s.own)
 			return conn, nil
 		}
 		select {
 		case <-child.exited:
-			return nil, fmt.Errorf("the podman service ended immediately: %v; %s", child.err, lastLine(s.logFile()))
+			return nil, fmt.Errorf("the podman service ended immediately: %v; %s", child.ProcessState, lastLine(s.logFile()))
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-tick.C:
@@ -267,9 +266,9 @@ func (s *service) startChild() (*child, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	c := &child{cmd: cmd, exited: make(chan struct{})}
+	c := &child{cmd, make(chan struct{})}
 	go func() { // ends with the child, which stop kills
-		c.err = cmd.Wait()
+		_ = cmd.Wait()
 		close(c.exited)
 	}()
 	return c, nil
@@ -292,7 +291,7 @@ func (s *service) watch(ctx context.Context, conn *connection) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-exited:
-			return fmt.Errorf("it ended: %v", s.child.err)
+			return fmt.Errorf("it ended: %v", s.child.ProcessState)
 		case <-s.lost:
 		case <-tick.C:
 		}
@@ -326,7 +325,7 @@ func (s *service) stop() {
 			_ = syscall.Kill(pid, sig)
 		}
 		if s.child != nil {
-			_ = s.child.cmd.Process.Signal(sig)
+			_ = s.child.Process.Signal(sig)
 		}
 	}
 	gone := func() bool {
