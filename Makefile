@@ -27,10 +27,10 @@ ifneq ($(shell id -u),0)
 TEST_HOME := $(HOME)/.local/share/doze/test
 endif
 
-.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures test-unit test-clients test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures xterm test-unit test-clients test-integration test-vm
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z%-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 up: ## a node on this machine, with a sandbox to try: prints how to get in
 	@packaging/build-tools
@@ -68,6 +68,9 @@ policies/builtin/modules/%.wasm.gz: $$(filter-out %_test.go,$$(wildcard policies
 	@GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags '-s -w' -o $(basename $@) ./policies/$*
 	@gzip -9nf $(basename $@)
 
+image-%: ## an image for sandboxes, such as image-python; docs/images.md lists them
+	@packaging/host/as-root images/build $*
+
 setup: ## prepare this host: packages, user doze, Podman (root or sudo)
 	packaging/host/setup
 
@@ -76,14 +79,14 @@ test: ## everything: installs what it needs, checks, unit and integration tests
 
 bench: build setup ## the figures that a node must reach, and its peers': BENCH='-only wake'
 	@packaging/host/setup --with-peers || echo 'bench: peers are missing; their rows report that'
-	@packaging/host/as-root images/build-base
+	@packaging/host/as-root images/build base python
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
 	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
 
 soak: build setup ## work on a node for DURATION (15m) and report resources that it does not release
-	@packaging/host/as-root images/build-base
+	@packaging/host/as-root images/build
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
 	$(ENTER) -- $(TEST_HOME)/bin/bench soak -bin $(TEST_HOME)/bin -duration $(or $(DURATION),15m) $(SOAK)
@@ -108,14 +111,17 @@ prose: ## the language of code and documents; CONTRIBUTING.md has the rules
 docs: ## the generated parts of documents, which tests compare with the code
 	go test -count=1 -run '^TestReference' -tags "$(TAGS)" $(DOCUMENTED) -update
 
+xterm: ## api/terminalpage/assets/xterm, after a change of the versions in its package.json: wants npm
+	api/terminalpage/update-xterm
+
 pictures: ## docs/pictures/*.svg, from their sources in *.txt
 	cd docs/pictures && GOFLAGS= go run .
 
 # Compiled before and run one package at a time: a test that has a core to itself
-# fails only for a reason of its own.
+# fails only for a reason of its own. Tests that wait most of the time are parallel.
 test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestName
 	go test -race -run '^$$' -tags "$(TAGS)" $(PACKAGES) >/dev/null
-	go test -race -p 1 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
+	go test -race -p 1 -parallel 8 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
 	$(if $(filter ./...,$(PACKAGES)),go test -p 1 -timeout 10m -run '^TestMemory' -tags "$(TAGS)" $(MEMORY)) # without -race, which changes figures
 
 test-clients: ## the OpenAPI document: lint, and compile generated clients for TypeScript and Go; wants Node.js

@@ -7,6 +7,7 @@ package api
 
 import (
 	"cmp"
+	"crypto/rand"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -18,6 +19,9 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/signedurl"
+	"github.com/doze-run/doze/api/terminalpage"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/loglimit"
 	"github.com/doze-run/doze/problem"
@@ -40,6 +44,9 @@ type Config struct {
 	// Auth returns the owner that a token authenticates. It is called for every request
 	// and must compare in constant time.
 	Auth func(token string) (owner string, ok bool)
+	// Signer signs URLs for clients without a token. Nil makes one whose URLs end with
+	// this API.
+	Signer *signedurl.Signer
 	// PreviewURL returns the address of an exposed port.
 	PreviewURL func(sandbox.Sandbox, sandbox.Port) string
 	// Version of the node.
@@ -78,7 +85,7 @@ func (l Limits) withDefaults() Limits {
 	}
 }
 
-// API serves the routes under Prefix.
+// API serves the routes under Prefix, and the page of package terminalpage.
 type API struct {
 	cfg     Config
 	streams limiter
@@ -88,6 +95,10 @@ type API struct {
 	callLines, refusedLines *loglimit.Limit
 
 	execCommand *huma.Schema
+	// terminalMessages are the messages of the clients of terminals.
+	terminalMessages map[types.TerminalMessageType]*huma.Schema
+	// signed are the routes that accept signed URLs, by the patterns of the mux.
+	signed map[string]signedRoute
 
 	mux  *http.ServeMux
 	huma huma.API
@@ -113,6 +124,9 @@ func New(cfg Config) (*API, error) {
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics()
 	}
+	if cfg.Signer == nil {
+		cfg.Signer = signedurl.New([]byte(rand.Text()+rand.Text()), func(string) []byte { return nil })
+	}
 	cfg.Limits = cfg.Limits.withDefaults()
 	a := &API{
 		cfg: cfg,
@@ -121,7 +135,8 @@ func New(cfg Config) (*API, error) {
 		calls: limiter{quota.New(int64(cfg.Limits.MaxCalls)), problem.Newf(problem.CallLimitExceeded,
 			"%d commands and transfers are in progress, the limit of this node; try again later", cfg.Limits.MaxCalls)},
 		callLines: loglimit.New(callsPerSecond, callsBurst), refusedLines: loglimit.New(refusedPerSecond, refusedBurst),
-		mux: http.NewServeMux(),
+		signed: map[string]signedRoute{},
+		mux:    http.NewServeMux(),
 	}
 	a.huma = a.newHuma()
 	a.registerSandboxes()
@@ -130,7 +145,15 @@ func New(cfg Config) (*API, error) {
 	a.registerExecSocket()
 	a.registerFiles()
 	a.registerArchives()
+	a.registerSignedURLs()
+	a.registerSessions()
+	a.registerContexts()
+	a.registerEnvironment()
+	a.registerWatch()
+	a.registerSearch()
 	a.registerProcesses()
+	a.registerTerminals()
+	a.registerReady()
 	a.registerLogs()
 	a.registerPorts()
 	a.registerEvents()
@@ -143,7 +166,9 @@ func New(cfg Config) (*API, error) {
 	a.registerTrust()
 	a.registerNode()
 	a.registerQuarantine()
+	a.registerGit()
 	a.registerOpenAPI()
+	terminalpage.Register(a.mux, func(w http.ResponseWriter, r *http.Request) { noRoute(r).Write(w, r) })
 	a.mux.HandleFunc(catchAll, a.refuseRoute)
 	return a, nil
 }
@@ -163,8 +188,16 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		p.Write(w, r)
 		return
 	}
-	if r.URL.Path != Prefix+openAPIPath {
-		owner, p := a.authenticate(r)
+	c.signed = isSigned(r)
+	if c.signed && allowOrigins(w, r) {
+		return
+	}
+	if r.URL.Path != Prefix+openAPIPath && !strings.HasPrefix(r.URL.Path, terminalpage.Path) {
+		authenticate := a.authenticate
+		if c.signed {
+			authenticate = a.verifySigned
+		}
+		owner, p := authenticate(r)
 		if p != nil {
 			p.Write(w, r)
 			return

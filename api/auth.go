@@ -20,6 +20,13 @@ func SingleToken(token, owner string) func(token string) (string, bool) {
 	}
 }
 
+// TokenGeneration returns the generation of the credentials of a node with one token, for
+// signedurl.New: another token is another generation. It does not reveal the token.
+func TokenGeneration(token string) func(owner string) []byte {
+	sum := sha256.Sum256([]byte("doze generation of credentials\x00" + token))
+	return func(string) []byte { return sum[:] }
+}
+
 // maxToken is longer than any token, and short enough to hash for any client.
 const maxToken = 4096
 

@@ -578,6 +578,10 @@ func TestFailuresOfTheNodeHaveTheirCodes(t *testing.T) {
 	id := s.create("box")
 	s.node.Engine.Fail("image", sandbox.ErrImageMissing)
 	s.refused(problem.ImageUnavailable, "POST", "/sandbox", `{"name":"other"}`)
+	s.node.Engine.Fail("image", &sandbox.ImageNotBuiltError{Ref: "localhost/doze/python:latest"})
+	if p := s.refused(problem.ImageUnavailable, "POST", "/sandbox", `{"name":"other"}`); !strings.Contains(p.Detail, "make image-python") {
+		t.Errorf("detail is %q", p.Detail)
+	}
 	s.node.Engine.Fail("image", nil)
 	s.node.Engine.Fail("start", errors.New("exec format error"))
 	p := s.refused(problem.WakeFailed, "POST", "/sandbox", `{"name":"other"}`)
@@ -621,6 +625,7 @@ func TestEveryErrorHasItsProblem(t *testing.T) {
 		{"busy", nil, sandbox.ErrBusy, problem.SandboxBusy},
 		{"closed", nil, sandbox.ErrClosed, problem.NodeUnavailable},
 		{"image", nil, wake(sandbox.ErrImageMissing), problem.ImageUnavailable},
+		{"image of this machine", nil, wake(&sandbox.ImageNotBuiltError{Ref: "localhost/own:1"}), problem.ImageUnavailable},
 		{"engine", nil, wake(sandbox.ErrEngineDown), problem.EngineUnavailable},
 		{"store", nil, sandbox.ErrStoreFull, problem.NodeDiskFull},
 		{"wake", nil, wake(errors.New("boom")), problem.WakeFailed},

@@ -24,7 +24,8 @@ type call struct {
 	start  time.Time
 	method string
 	w      http.ResponseWriter
-	owner  string        // empty without a valid token
+	owner  string        // empty without a valid token or signature
+	signed bool          // the request has a signature in place of a token
 	routed *http.Request // with the route that the mux matched; nil before that
 	// operation is the OpenAPI operation id of the route.
 	operation string

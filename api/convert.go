@@ -2,6 +2,7 @@ package api
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/runtime/guest"
@@ -11,7 +12,7 @@ import (
 // sandboxOf converts a sandbox with all its fields except Usage.
 func (a *API) sandboxOf(sb sandbox.Sandbox) types.Sandbox {
 	converted := a.sandboxSummary(sb)
-	converted.Env = sb.Env
+	converted.Env = sb.Environment()
 	converted.Processes = listOf(sb.Processes, processOf)
 	return converted
 }
@@ -72,6 +73,14 @@ func (a *API) portOf(sb sandbox.Sandbox, p sandbox.Port) types.Port {
 	}
 }
 
+// listeningOf returns nil for nil.
+func listeningOf(l *guest.Listening) *types.ListeningPort {
+	if l == nil {
+		return nil
+	}
+	return &types.ListeningPort{Port: l.Port, Addresses: slices.Concat([]string{}, l.Addresses), PID: l.PID, Program: l.Program, Process: l.Process}
+}
+
 func processOf(p guest.Process) types.Process {
 	converted := types.Process{
 		ID:           p.ID,
@@ -106,6 +115,7 @@ func eventOf(e sandbox.Event) types.Event {
 		Reason:     types.StateReason(e.Reason),
 		Error:      e.Error,
 		Port:       e.Port,
+		Listening:  listeningOf(e.Listening),
 		Progress:   e.Progress,
 		Until:      e.Until,
 	}

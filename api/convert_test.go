@@ -57,6 +57,8 @@ func TestConversionsUseEachField(t *testing.T) {
 	})
 	checkFieldsUsed(t, func(r guest.ExecResult) types.ExecExit { return execExitOf(&r) })
 	checkFieldsUsed(t, processOf)
+	checkFieldsUsed(t, func(s guest.WatchStarted) types.WatchStarted { return watchStartedOf(guest.WatchSpec{}, s) })
+	checkFieldsUsed(t, func(s guest.WatchSpec) types.WatchStarted { return watchStartedOf(s, guest.WatchStarted{}) }, "Since")
 	checkFieldsUsed(t, eventOf)
 	checkFieldsUsed(t, feedEventOf, "Owner")
 	checkFieldsUsed(t, conditionOf)
@@ -78,8 +80,19 @@ func TestConversionsUseEachField(t *testing.T) {
 	})
 	checkFieldsUsed(t, func(s ruleset.Set) types.RuleSet { return ruleSetOf(s, nil) })
 	checkFieldsUsed(t, func(w rule.Warning) types.RuleSet { return ruleSetOf(ruleset.Set{}, []rule.Warning{w}) })
+	checkFieldsUsed(t, sessionOf)
+	checkFieldsUsed(t, contextOf, "Env", "Kernel", "Spare")
+	checkFieldsUsed(t, codeValueOf)
+	checkFieldsUsed(t, codeExceptionOf)
 	checkFieldsUsed(t, func(p sandbox.Port) types.Port { return a.portOf(sandbox.Sandbox{}, p) })
-	checkFieldsUsed(t, a.sandboxOf, "Limits", "Declared", "StartedAt")
+	// Env and EnvChanges are merged, so that the same variable may come from both.
+	merged := a.sandboxOf(sandbox.Sandbox{Env: map[string]string{"a": "1", "b": "1", "c": "1"}, EnvChanges: map[string]*string{"b": nil, "c": new("2"), "d": new("2")}}).Env
+	if diff := cmp.Diff(map[string]string{"a": "1", "c": "2", "d": "2"}, merged); diff != "" {
+		t.Errorf("the environment (-want +got):\n%s", diff)
+	}
+	checkFieldsUsed(t, a.sandboxOf, "Env", "EnvChanges", "Limits", "Terminals", "Sessions", "Contexts", "Warm", "Declared", "StartedAt", "Listening")
+	checkFieldsUsed(t, terminalOf)
+	checkFieldsUsed(t, func(l guest.Listening) types.ListeningPort { return *listeningOf(&l) })
 }
 
 // checkFieldsUsed expects that each exported field of T that is zero changes the result of

@@ -89,6 +89,9 @@ func tooLarge(limit int64, remedy string) *problem.Problem {
 
 // bodyProblem returns the problem of a body that could not be read to its end.
 func bodyProblem(err error) *problem.Problem {
+	if refused, ok := errors.AsType[*problem.Problem](err); ok {
+		return refused
+	}
 	if network, ok := errors.AsType[net.Error](err); ok && network.Timeout() {
 		return problem.New(problem.BodyTimeout, "the rest of the body did not arrive in time; send it without long pauses")
 	}

@@ -163,7 +163,7 @@ func TestResponseHeadersAreDescribed(t *testing.T) {
 	})
 	if diff := cmp.Diff([]string{
 		"GET /egress/rules", "GET /sandbox/{id}/egress/rules", "GET /sandbox/{id}/files/read",
-		"PUT /egress/rules", "PUT /sandbox/{id}/egress/rules",
+		"PUT /egress/rules", "PUT /sandbox/{id}/egress/rules", "PUT /sandbox/{id}/files/write",
 	}, etags); diff != "" {
 		t.Errorf("routes with an ETag differ (-want +got):\n%s", diff)
 	}

@@ -89,6 +89,9 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 	if refused, ok := errors.AsType[*guest.Error](err); ok {
 		return problemOfGuest(refused)
 	}
+	if missing, ok := errors.AsType[*sandbox.ImageNotBuiltError](err); ok {
+		return problem.New(problem.ImageUnavailable, missing.Error())
+	}
 	for _, s := range sentinels {
 		if errors.Is(err, s.err) {
 			return problem.Newf(s.code, "%v; %s", err, s.hint)
@@ -175,6 +178,10 @@ var guestCodes = map[string]problem.Code{
 	guest.CodeInvalid:       problem.RequestInvalid,
 	guest.CodeNotFound:      problem.PathNotFound,
 	guest.CodeNoProcess:     problem.ProcessNotFound,
+	guest.CodeNoTerminal:    problem.TerminalNotFound,
+	guest.CodeNoSession:     problem.SessionNotFound,
+	guest.CodeSessionLost:   problem.SessionLost,
+	guest.CodeSessionBusy:   problem.SessionBusy,
 	guest.CodeTooMany:       problem.ProcessLimitExceeded,
 	guest.CodeExists:        problem.PathExists,
 	guest.CodeNotDirectory:  problem.PathNotDirectory,
@@ -188,6 +195,9 @@ var guestCodes = map[string]problem.Code{
 	guest.CodeUnsafeArchive: problem.ArchiveUnsafe,
 	guest.CodeTooLarge:      problem.RequestTooLarge,
 	guest.CodePortNotReady:  problem.PortNotReady,
+	guest.CodeWatchLimit:    problem.WatchLimitExceeded,
+	guest.CodeChanged:       problem.FileConflict,
+	guest.CodeDigest:        problem.DigestMismatch,
 }
 
 // maxGuestMessage is the maximum number of bytes of a guest's message in a problem.
@@ -198,5 +208,5 @@ func problemOfGuest(e *guest.Error) *problem.Problem {
 	if !ok {
 		code = problem.GuestError
 	}
-	return problem.New(code, validText(e.Message, maxGuestMessage))
+	return withETag(problem.New(code, validText(e.Message, maxGuestMessage)), e.ETag)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/runtime/guest"
 )
 
 // exampleRequestID is the request id of all examples.
@@ -36,6 +37,15 @@ func schemaDocs() []schemaDoc {
 		ID: "p-k3f9x2m7", PID: 42, Name: "web", Command: "npm run dev", Cwd: "/srv/shop", Restart: types.RestartOnWake, State: types.ProcessStateRunning,
 		StartedAt: at(31, 2), LogFile: "/var/log/doze/web.log",
 	}
+	terminal := types.Terminal{ID: "main", PID: 57, Command: "bash", Cols: 120, Rows: 40, State: types.ProcessStateRunning, StartedAt: at(33, 0)}
+	session := types.Session{
+		ID: "dev", PID: 57, Shell: "bash", Cwd: "/srv/shop", State: types.ProcessStateRunning, StartedAt: at(31, 4),
+	}
+	codeContext := types.Context{ID: "analysis", Language: types.LanguagePython, Cwd: "/srv/shop", State: types.ProcessStateRunning, Process: "p-k3f9x2m7", StartedAt: at(31, 5)}
+	codeValue := types.CodeValue{Data: map[string]any{"text/plain": "2"}, Main: true}
+	codeException := types.CodeException{Name: "ZeroDivisionError", Message: "division by zero", Traceback: []string{"Cell In [1], line 1", "----> 1 1/0"}}
+	codeEnd := types.CodeEnd{ExecutionCount: 1, DurationMS: 4.2}
+	listening := types.ListeningPort{Port: 3000, Addresses: []string{"127.0.0.1", "::1"}, PID: 57, Program: "node", Process: "p-k3f9x2m7"}
 	sandbox := types.Sandbox{
 		ID: id, Name: "shop", Owner: owner, Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic",
 		State: types.StateRunning, StateSince: at(30, 1), Env: map[string]string{"NODE_ENV": "development"}, Labels: map[string]string{"team": "web"},
@@ -45,7 +55,16 @@ func schemaDocs() []schemaDoc {
 	}
 	listed := sandbox
 	listed.Env, listed.Processes, listed.Usage = nil, nil, nil
-	file := types.File{Name: "app.js", Path: "/srv/shop/app.js", Type: types.FileTypeFile, Size: 512, Mode: "0644", ModifiedAt: at(29, 0)}
+	file := types.File{Name: "app.js", Path: "/srv/shop/app.js", Type: types.FileTypeFile, Size: 512, Mode: "0644", ModifiedAt: at(29, 0), UID: 1000, GID: 1000,
+		ETag: `"4f2a-200-18ca1e5d1f3b7c00-18ca1e5d1f4021aa"`, SHA256: digest[len("sha256:"):]}
+	const hash = "8f3c1f0e5a4b7d6c9e2f1a0b3c4d5e6f7a8b9c0d"
+	head := types.GitHead{Path: "/srv/doze", Branch: "main", Commit: hash}
+	changed := types.GitFile{Path: "src/app.js", Index: types.GitChangeUnmodified, Worktree: types.GitChangeModified}
+	difference := types.GitDiffFile{Path: "src/app.js", LinesAdded: 3, LinesDeleted: 1}
+	identity := types.GitIdentity{Name: "Shop agent", Email: "agent@example.com"}
+	commit := types.GitCommit{Commit: hash, Parents: []string{}, Author: identity, AuthoredAt: at(29, 0), Committer: identity, CommittedAt: at(29, 0), Message: "Add the cart\n"}
+	branch := types.GitBranch{Name: "main", Current: true, Commit: hash, Upstream: "origin/main"}
+	pushed := types.GitPushedRef{Ref: "refs/heads/cart", Status: types.GitPushStatusCreated, Summary: "[new branch]"}
 	event := types.Event{
 		Seq: 17, Type: types.EventTypeWoke, Time: at(40, 0), Sandbox: id, Kind: types.WakeKindWarm, DurationMS: 3.1, Cause: types.CausePreview,
 	}
@@ -74,12 +93,13 @@ func schemaDocs() []schemaDoc {
 	explained := types.ExplainedPolicy{Rule: "owner/github", Name: "bearer", Digest: digest}
 	invalid := problem.New(problem.RequestInvalid, "body.name: it has 70 characters; use at most 63").For(exampleRequestID).
 		WithErrors(problem.FieldError{Location: "body.name", Message: "it has 70 characters", Hint: "use at most 63"})
+	lostTerminal := problem.New(problem.TerminalLost, "the terminal main has ended, because its sandbox stopped (requested); connect without since to open a new one").For(exampleRequestID)
 
 	return []schemaDoc{
 		// Sandboxes.
 		{sandbox, "A named Linux environment with its own disk, processes and network."},
 		{types.SandboxList{Sandboxes: []types.Sandbox{listed}, NextCursor: "shop"}, "A page of sandboxes, in the order of their names."},
-		{types.CreateSandboxRequest{Name: "shop", Image: "base", Size: "basic", Labels: map[string]string{"team": "web"}, SleepAfter: text(time.Minute), TTL: text(24 * time.Hour)},
+		{types.CreateSandboxRequest{Name: "shop", Image: "python", Size: "basic", Labels: map[string]string{"team": "web"}, SleepAfter: text(time.Minute), TTL: text(24 * time.Hour), Warm: []types.Language{types.LanguagePython}},
 			"The sandbox to create. Every field is optional."},
 		{types.UpdateSandboxRequest{Labels: &map[string]string{"team": "web"}, SleepAfter: text(5 * time.Minute)}, "Changes to a sandbox. Missing fields stay as they are."},
 		{types.HoldRequest{Duration: types.Duration(30 * time.Minute)}, "How long a sandbox stays awake."},
@@ -105,24 +125,91 @@ func schemaDocs() []schemaDoc {
 			"Message of the node, the last one: why the command did not start, or why its end is unknown."},
 
 		// Processes.
+		{types.Environment{Env: map[string]string{"NODE_ENV": "test"}}, "The environment of the commands of a sandbox."},
+		{types.UpdateEnvironmentRequest{Env: map[string]*string{"NODE_ENV": new("test"), "DEBUG": nil}}, "Changes to the environment of a sandbox."},
+		{session, "A session of a sandbox: a shell that runs one command after the other."},
+		{types.SessionList{Sessions: []types.Session{session}}, "The sessions of a sandbox."},
+		{types.OpenSessionRequest{ID: "dev", Cwd: "/srv/shop", Env: map[string]string{"NODE_ENV": "test"}}, "A session to open."},
+		{codeContext, "A context of a sandbox: an interpreter that executes code and retains its state."},
+		{types.ContextList{Contexts: []types.Context{codeContext}}, "The contexts of a sandbox."},
+		{types.OpenContextRequest{ID: "analysis", Language: types.LanguagePython, Cwd: "/srv/shop"}, "A context to open."},
+		{types.RunCodeRequest{Code: "1 + 1", Timeout: text(time.Minute)}, "Code to execute in a context."},
+		{types.CodeResult{Results: []types.CodeValue{codeValue}, CodeEnd: codeEnd}, "How the execution of code ended, with its output."},
+		{types.CodeValue{Data: map[string]any{"text/plain": "<Figure size 640x480>", "image/png": "iVBORw0KGgo="}, Metadata: map[string]any{"image/png": map[string]any{"width": 640}}, DisplayID: "progress", Update: true}, "Data of the event `result`: a value that the code displayed, or the value of its last expression, in every form that it offers."},
+		{codeException, "Data of the event `exception`: the exception that ended the code."},
+		{types.CodeClear{Wait: true}, "Data of the event `clear`: the code removed its output so far."},
+		{types.CodeComplete{CodeEnd: codeEnd}, "Data of the event `complete`, the last one: how the execution of code ended."},
 		{process, "A background process of a sandbox."},
 		{types.ProcessList{Processes: []types.Process{process}}, "The background processes of a sandbox."},
 		{types.StartProcessRequest{Command: types.Command{Command: "npm run dev", Cwd: "/srv/shop"}, Name: "web", Restart: types.RestartOnWake}, "A process to start in the background."},
+		{types.ReadyCondition{Port: 3000, Timeout: types.Duration(30 * time.Second)}, "When a process is ready: exactly one of `port`, `log`, `http` and `exit`."},
+		{types.ReadyHTTP{Port: 3000, Path: "/health", Status: "2xx"}, "A GET request inside the sandbox, repeated until its response has the status. Redirects are not followed."},
+		{types.ReadyProcess{Process: process, Listening: &listening, WaitedMS: 812.4}, "A process for which the condition holds."},
 		{types.Log{Logs: []types.LogChunk{{Stream: types.LogStreamStdout, Output: types.Output{Data: "listening on port 3000\n"}}}}, "The end of a process's log."},
 		{types.LogChunk{Stream: types.LogStreamStdout, Output: types.Output{Data: "listening on port 3000\n"}}, "Consecutive output of a process to one stream."},
 		{types.LogsDropped{Bytes: 65536}, "Data of the event `dropped`: output that a stream lost because its client read too slowly."},
 
+		// Terminals.
+		{terminal, "A terminal of a sandbox, with its program."},
+		{types.TerminalList{Terminals: []types.Terminal{terminal}}, "The terminals of a sandbox."},
+		{types.TerminalResize{Type: types.TerminalMessageTypeResize, Cols: 132, Rows: 50}, "Message of the client: the size of its window."},
+		{types.TerminalSignal{Type: types.TerminalMessageTypeSignal, Signal: "SIGINT"}, "Message of the client: a signal for the process group in the foreground."},
+		{types.TerminalTruncated{Type: types.TerminalMessageTypeTruncated, Cursor: 1310720}, "Message of the node: output before the cursor is missing."},
+		{types.TerminalReady{Type: types.TerminalMessageTypeReady, ID: "main", Cursor: 5120}, "Message of the node: all output from before the connection was sent."},
+		{types.TerminalExit{Type: types.TerminalMessageTypeExit, Code: 0}, "Message of the node, the last one: how the program ended."},
+		{types.TerminalFailed{Type: types.TerminalMessageTypeError, Message: lostTerminal.Detail, Problem: lostTerminal}, "Message of the node, the last one: why the connection failed."},
+
 		// Files.
 		{file, "A file, directory or symbolic link of a sandbox."},
 		{types.FileList{Files: []types.File{file}}, "Files of a directory."},
-		{types.WriteFileRequest{Path: "/srv/shop/app.js", Content: "console.log('hello')\n", Mode: "0644"}, "A file to write, with its content."},
+		{types.WriteFileRequest{Path: "/srv/shop/app.js", Content: "console.log('hello')\n", CreateNew: true, Mode: "0644"}, "A file to write, with its content."},
 		{types.MakeDirectoryRequest{Path: "/srv/shop/data", Mode: "0755"}, "A directory to make."},
 		{types.MoveFileRequest{From: "/srv/shop/old.js", To: "/srv/shop/new.js"}, "A file to move."},
+		{types.FileSearch{Files: []types.File{}, Matches: []types.FileMatch{{Path: "/srv/shop/app.js", Line: 12, Column: 3, Text: "  console.log('hello')"}}, Stopped: types.SearchStopLimit},
+			"Files, or lines of files, that match a search."},
+		{types.FileMatch{Path: "/srv/shop/app.js", Line: 12, Column: 3, Text: "  console.log('hello')"}, "A line of a file that matches a search."},
+		{types.SignFileURLRequest{Path: "/srv/shop/report.pdf", Operation: types.FileOperationWrite, ExpiresIn: text(15 * time.Minute), CreateNew: true, MaxBytes: 10485760},
+			"A signed URL to make."},
+		{types.SignTerminalURLRequest{ExpiresIn: text(12 * time.Hour), Origin: "https://shop.example.com"}, "A signed URL of terminals to make."},
+		{types.SignedURL{
+			URL:    "https://api.example.com/api/v1/sandbox/k3f9x2m7q2az/files/write?expires=1795253340&max_bytes=10485760&path=%2Fsrv%2Fshop%2Freport.pdf&signature=2lVdGvP0x1Zx8t0uWvY7d8Zk3vYqk1mJm8f3wQd0b7E",
+			Method: "PUT", ExpiresAt: at(45, 0),
+		}, "A URL to use without a token, here to write a file."},
 		{types.ArchiveResult{Files: 12, Bytes: 48213}, "How much an archive held that was unpacked."},
+		{types.WatchStarted{Path: "/srv/shop", Recursive: true, Include: []string{}, Exclude: []string{".git", "node_modules"}, Directories: 12, Cursor: "k3f9x2m7-0"},
+			"Data of the event `watching`, the first one: every later change is reported."},
+		{types.FileEvent{Type: types.FileEventTypeMove, Path: "/srv/shop/new.js", From: "/srv/shop/old.js", Cursor: "k3f9x2m7-17"},
+			"Data of the event `event`: a change of a file or directory."},
+		{types.WatchOverflow{Reason: types.WatchOverflowReasonSlowClient, Detail: overflowDetails[guest.WatchSlowClient], Dropped: 120, Cursor: "k3f9x2m7-137"},
+			"Data of the event `overflow`: changes were lost. List the directory; all later changes are reported."},
+		{types.WatchStopped{Reason: types.WatchStopReasonSandboxEnded, State: types.StateStopped, StateReason: types.StateReasonRequested, Detail: "the sandbox is stopped (requested)"},
+			"Data of the event `stopped`, the last one: why the watch has ended."},
+
+		// Git.
+		{types.GitCloneRequest{URL: "https://github.com/doze-run/doze.git", Branch: "main", TargetDir: "/srv/doze", Depth: 1}, "A repository to clone."},
+		{head, "The commit that is checked out."},
+		{types.GitProgress{Phase: types.GitPhaseReceiving, Done: 450, Total: 1000, Bytes: 1258291}, "Data of the event `progress`: how far git is."},
+		{types.GitStatus{GitHead: head, Upstream: "origin/main", Ahead: 1, Files: []types.GitFile{changed}}, "The state of a working tree."},
+		{changed, "A file that differs from the commit."},
+		{types.GitCheckoutRequest{Path: "/srv/doze", Ref: "cart", Create: true}, "The branch, tag or commit to check out."},
+		{types.GitAddRequest{Path: "/srv/doze", Files: []string{"src/app.js"}}, "Changes to stage."},
+		{identity, "Author or committer of a commit."},
+		{types.GitCommitRequest{Path: "/srv/doze", Message: "Add the cart", All: true, Author: &identity}, "The changes to commit."},
+		{types.GitPushRequest{Path: "/srv/doze", Branch: "cart", SetUpstream: true}, "The branch to push."},
+		{types.GitPullRequest{Path: "/srv/doze"}, "The branch to pull."},
+		{types.GitPushResult{Remote: "origin", Refs: []types.GitPushedRef{pushed}}, "The refs that a push changed."},
+		{pushed, "A ref of the remote after a push."},
+		{types.GitDiff{Patch: "diff --git a/src/app.js b/src/app.js\n…", Files: []types.GitDiffFile{difference}}, "The difference of two states."},
+		{difference, "A file that differs."},
+		{types.GitLog{Commits: []types.GitCommit{commit}}, "The history of a revision."},
+		{commit, "A commit."},
+		{types.GitBranchList{Branches: []types.GitBranch{branch}}, "The branches of a repository."},
+		{branch, "A branch."},
 
 		// Ports.
 		{port, "A port of a sandbox with its preview URL."},
-		{types.PortList{Ports: []types.Port{port}}, "The exposed ports of a sandbox."},
+		{types.PortList{Ports: []types.Port{port}, Listening: []types.ListeningPort{listening}}, "The ports of a sandbox: those with a preview, and those with a server."},
+		{listening, "A port on which a process listens."},
 		{types.ExposePortRequest{Port: 3000, Access: types.AccessToken, Wake: types.WakeModeNavigation, WaitTimeout: types.Duration(10 * time.Second)}, "A port to expose."},
 
 		// Events.
@@ -178,6 +265,6 @@ func schemaDocs() []schemaDoc {
 		// Errors.
 		{*invalid, "A problem document (RFC 9457): why a request failed."},
 		{invalid.Errors[0], "One error of an invalid request."},
-		{problem.EndedProcess{Name: "web", ExitCode: new(1), Output: "Error: port 3000 is in use\n"}, "A background process that ended with an error."},
+		{problem.FailedProcess{ID: "p-k3f9x2m7", Name: "web", ExitCode: new(1), Output: "Error: port 3000 is in use\n"}, "A background process that has ended, or is not ready in time."},
 	}
 }

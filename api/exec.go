@@ -41,13 +41,13 @@ type execInput struct {
 
 // execCodes are the codes of both routes that run a command.
 var execCodes = []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory,
-	problem.PathNotPermitted, problem.RequestTooLarge, problem.ProcessLimitExceeded, problem.StreamLimitExceeded}
+	problem.PathNotPermitted, problem.RequestTooLarge, problem.ProcessLimitExceeded, problem.StreamLimitExceeded, problem.SessionNotFound, problem.SessionLost, problem.SessionBusy}
 
 func (a *API) registerExec() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/exec", id: "exec", tag: "exec",
 		summary: "Run a command",
-		description: "Wakes the sandbox. When the client disconnects, the whole process tree is killed. " +
+		description: "Wakes the sandbox. When the client disconnects, the whole process tree is killed; a command of a session is interrupted. " +
 			"If it is unknown how the command ended, the response is an error, never an exit code.",
 		codes:     slices.Concat(wakeCodes, execCodes, []problem.Code{problem.CallLimitExceeded}),
 		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.ExecResult](a, "The command has ended; or with stream: its output while it runs")},
@@ -64,11 +64,14 @@ func execRequestOf(b types.ExecRequest) (guest.ExecRequest, error) {
 	if err := checkCommand(b.Command); err != nil {
 		return guest.ExecRequest{}, err
 	}
+	if err := checkSessionCommand(b.Command, b.Session); err != nil {
+		return guest.ExecRequest{}, err
+	}
 	stdin, err := decode(b.Stdin, b.StdinEncoding, "body.stdin")
 	if err != nil {
 		return guest.ExecRequest{}, err
 	}
-	req := guest.ExecRequest{Command: commandOf(b.Command), Stdin: stdin}
+	req := guest.ExecRequest{Command: commandOf(b.Command), Session: b.Session, Stdin: stdin}
 	switch {
 	case b.Timeout != nil:
 		req.Timeout = time.Duration(*b.Timeout)
@@ -92,15 +95,34 @@ func checkCommand(c types.Command) error {
 	case strings.ContainsRune(c.Command, 0) || slices.ContainsFunc(c.Argv, func(word string) bool { return strings.ContainsRune(word, 0) }):
 		return invalid("body.command", "contains a NUL byte", "send binary data as stdin, in base64")
 	}
-	for name, value := range c.Env {
+	return checkFolderAndEnv(c.Cwd, c.Env)
+}
+
+func checkFolderAndEnv(cwd string, env map[string]string) error {
+	for name, value := range env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
 			return invalid("body.env", strconv.Quote(clip(name))+" is not a valid variable", "a name has no =, and neither name nor value a NUL byte")
 		}
 	}
-	if c.Cwd == "" {
+	if cwd == "" {
 		return nil
 	}
-	return checkPath("body.cwd", c.Cwd)
+	return checkPath("body.cwd", cwd)
+}
+
+// checkSessionCommand refuses what a session does not take from a command.
+func checkSessionCommand(c types.Command, session string) error {
+	if session == "" {
+		return nil
+	}
+	const want = "change it in the session, with cd and export"
+	if c.Cwd != "" {
+		return invalid("body.cwd", "a session has a working directory of its own", want)
+	}
+	if len(c.Env) > 0 {
+		return invalid("body.env", "a session has an environment of its own", want)
+	}
+	return nil
 }
 
 // running is a started command.
@@ -158,6 +180,9 @@ func execSlots(maxOutput int) int64 {
 
 // start wakes the sandbox and starts the command. The caller calls finish.
 func (a *API) start(ctx context.Context, id sandbox.ID, req guest.ExecRequest) (*running, error) {
+	if err := a.checkSession(id, req.Session); err != nil {
+		return nil, err
+	}
 	lease, err := a.cfg.Sandboxes.Acquire(ctx, id, sandbox.CauseExec)
 	if err != nil {
 		return nil, err

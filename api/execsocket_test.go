@@ -297,7 +297,11 @@ func TestExecWebSocketIsRefusedBeforeTheHandshake(t *testing.T) {
 func TestExecWebSocketNeedsHTTP1(t *testing.T) {
 	s := newServerHTTP2(t)
 	s.create("box")
-	s.refused(problem.UpgradeRequired, "GET", "/sandbox/box/exec", nil)
+	response := s.do("GET", "/sandbox/box/exec", nil)
+	if header := response.header.Get("Upgrade"); header != "" {
+		t.Errorf("Upgrade: %s over HTTP/2, whose clients refuse such a response", header)
+	}
+	s.checkProblem(problem.UpgradeRequired, "WebSocket", response)
 }
 
 // A client that disconnects is noticed although the command reads nothing of what it
@@ -382,16 +386,16 @@ func TestExecWebSocketSilentClientIsDisconnected(t *testing.T) {
 func TestExecWebSocketSilentClientThatReadsStaysConnected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI(t, Config{})
-		sockets := make(chan *execSocket, 1)
+		sockets := make(chan *socket, 1)
 		server := serveInMemory(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			s, err := acceptExecSocket(w, r)
-			if err != nil {
+			s := &socket{}
+			if err := s.accept(a, Exchange{r, w}); err != nil {
 				t.Error(err)
 				return
 			}
 			sockets <- s
 			var receiving sync.WaitGroup
-			receiving.Go(func() { s.cancel(s.receive(a)) })
+			receiving.Go(func() { s.cancel(s.receiveAll(func(websocket.MessageType, []byte) error { return nil })) })
 			s.watch(a.cfg.Limits.Heartbeat, a.cfg.Limits.Stall)
 			s.conn.CloseNow()
 			receiving.Wait()

@@ -34,10 +34,28 @@ type listFilesInput struct {
 	Hidden    bool `query:"hidden" doc:"Include names that begin with a dot"`
 }
 
+type statFileInput struct {
+	SandboxPath
+	FilePath
+	Follow bool                  `query:"follow" doc:"Describe the file that a symbolic link leads to"`
+	Digest types.DigestAlgorithm `query:"digest" doc:"Read the file and return its digest, as sha256"`
+}
+
 type deleteFileInput struct {
 	SandboxPath
 	FilePath
 	Recursive bool `query:"recursive" doc:"Delete a directory with its content"`
+	FileCondition
+}
+
+// FileCondition is the part of a request's input with a condition on a file.
+type FileCondition struct {
+	IfMatch string `header:"If-Match" maxLength:"1024" doc:"Only if the path is a regular file with one of these ETags, or * for any. The ETag sha256-HEX, in quotes, names the content. Otherwise file_conflict"`
+}
+
+type moveFileInput struct {
+	SandboxPath
+	FileCondition
 }
 
 // fileCodes are the codes of all routes for files.
@@ -52,9 +70,14 @@ func (a *API) registerFiles() {
 		codes: slices.Concat(wakeCodes, fileCodes),
 	}, a.listFiles)
 	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/files/stat", id: "stat-file", tag: "files",
+		summary: "Describe a file or directory", description: "Wakes the sandbox. A symbolic link is described itself, with its target, unless `follow` is set.",
+		codes: slices.Concat(wakeCodes, fileCodes),
+	}, a.statFile)
+	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/files", id: "delete-file", tag: "files", status: http.StatusNoContent,
 		summary: "Delete a file or directory", description: "Wakes the sandbox.",
-		codes: slices.Concat(wakeCodes, fileCodes, []problem.Code{problem.DirectoryNotEmpty}),
+		codes: slices.Concat(wakeCodes, fileCodes, []problem.Code{problem.DirectoryNotEmpty, problem.FileConflict}),
 	}, a.deleteFile)
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/files/mkdir", id: "make-directory", tag: "files",
@@ -64,7 +87,7 @@ func (a *API) registerFiles() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/files/move", id: "move-file", tag: "files",
 		summary: "Rename a file or directory", description: "Wakes the sandbox. Makes missing parents of the new path.",
-		codes: slices.Concat(wakeCodes, fileCodes),
+		codes: slices.Concat(wakeCodes, fileCodes, []problem.Code{problem.FileConflict}),
 	}, a.moveFile)
 }
 
@@ -124,11 +147,20 @@ func (a *API) listFiles(ctx context.Context, in *listFilesInput) (*output[types.
 	})
 }
 
+func (a *API) statFile(ctx context.Context, in *statFileInput) (*output[types.File], error) {
+	if err := checkPath("query.path", in.Path); err != nil {
+		return nil, err
+	}
+	return withFiles(ctx, a, in.ID, func(g *guest.Client) (*output[types.File], error) {
+		return respondFile(g.Stat(ctx, in.Path, guest.StatOptions{Follow: in.Follow, Digest: in.Digest != ""}))
+	})
+}
+
 func (a *API) deleteFile(ctx context.Context, in *deleteFileInput) (*struct{}, error) {
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	return withFiles(ctx, a, in.ID, func(g *guest.Client) (*struct{}, error) { return nil, g.Remove(ctx, in.Path, in.Recursive) })
+	return withFiles(ctx, a, in.ID, func(g *guest.Client) (*struct{}, error) { return nil, g.Remove(ctx, in.Path, in.Recursive, in.IfMatch) })
 }
 
 func (a *API) mkdir(ctx context.Context, in *SandboxPath, body *types.MakeDirectoryRequest) (*output[types.File], error) {
@@ -140,7 +172,7 @@ func (a *API) mkdir(ctx context.Context, in *SandboxPath, body *types.MakeDirect
 	})
 }
 
-func (a *API) moveFile(ctx context.Context, in *SandboxPath, body *types.MoveFileRequest) (*output[types.File], error) {
+func (a *API) moveFile(ctx context.Context, in *moveFileInput, body *types.MoveFileRequest) (*output[types.File], error) {
 	if err := checkPath("body.from", body.From); err != nil {
 		return nil, err
 	}
@@ -148,7 +180,7 @@ func (a *API) moveFile(ctx context.Context, in *SandboxPath, body *types.MoveFil
 		return nil, err
 	}
 	return withFiles(ctx, a, in.ID, func(g *guest.Client) (*output[types.File], error) {
-		return respondFile(g.Move(ctx, body.From, body.To))
+		return respondFile(g.Move(ctx, body.From, body.To, in.IfMatch))
 	})
 }
 
@@ -165,6 +197,7 @@ func (a *API) writeFileSchema() *huma.Schema {
 func fileOf(f guest.FileInfo) types.File {
 	return types.File{
 		Name: f.Name, Path: f.Path, Type: fileTypeOf(f.Type), Size: f.Size, Mode: f.Mode, ModifiedAt: f.ModifiedAt, Target: f.Target,
+		UID: f.UID, GID: f.GID, ETag: f.ETag, SHA256: f.SHA256,
 	}
 }
 

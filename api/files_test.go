@@ -399,3 +399,41 @@ func TestUnknownTypesOfFilesAreOther(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkTransfer passes a file through the API over TLS and HTTP/2, as clients do.
+func BenchmarkTransfer(b *testing.B) {
+	const size = 256 << 20
+	s := newServerHTTP2(b)
+	s.create("box")
+	path := "?" + at(filepath.Join(b.TempDir(), "file"))
+	b.Run("Upload", func(b *testing.B) {
+		b.SetBytes(size)
+		for b.Loop() {
+			resp, err := s.http.Client().Do(s.request(b.Context(), "PUT", "/sandbox/box/files/write"+path, io.LimitReader(zeroReader{}, size)))
+			if err != nil || resp.StatusCode != http.StatusOK {
+				b.Fatal(resp, err)
+			}
+			resp.Body.Close()
+		}
+	})
+	b.Run("Download", func(b *testing.B) {
+		b.SetBytes(size)
+		for b.Loop() {
+			resp, err := s.http.Client().Do(s.request(b.Context(), "GET", "/sandbox/box/files/read"+path, nil))
+			if err != nil || resp.StatusCode != http.StatusOK {
+				b.Fatal(resp, err)
+			}
+			if n, err := io.Copy(io.Discard, resp.Body); err != nil || n != size {
+				b.Fatal(n, err)
+			}
+			resp.Body.Close()
+		}
+	})
+}
+
+type zeroReader struct{}
+
+func (zeroReader) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/signedurl"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -26,8 +27,12 @@ var tags = []*huma.Tag{
 	{Name: "sandboxes", Description: "Create, list, change and destroy sandboxes."},
 	{Name: "lifecycle", Description: "Wake a sandbox, put it to sleep, stop it, or hold it awake."},
 	{Name: "exec", Description: "Run commands in a sandbox and get their output."},
+	{Name: "sessions", Description: "Shells that keep their state from one command to the next."},
+	{Name: "contexts", Description: "Interpreters that execute code and retain its state."},
 	{Name: "files", Description: "Read, write and list files of a sandbox; pack and unpack whole folders."},
+	{Name: "git", Description: "Run the sandbox's own git: clone, inspect, commit and push repositories. Credentials come from egress policies."},
 	{Name: "processes", Description: "Start, list and stop background processes of a sandbox; read their logs."},
+	{Name: "terminals", Description: "Open terminals in a sandbox, type into them, and list and close them."},
 	{Name: "ports", Description: "Expose ports of a sandbox, each at an address of its own."},
 	{Name: "events", Description: "Changes of the state of sandboxes."},
 	{Name: "egress", Description: "Rules for the network traffic that leaves sandboxes, and the traffic itself."},
@@ -61,6 +66,8 @@ func describe(document *huma.OpenAPI) {
 	document.Components.Headers = responseHeaders
 	document.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		securityScheme: {Type: "http", Scheme: "bearer", Description: "The node's token."},
+		signatureScheme: {Type: "apiKey", In: "query", Name: signedurl.Signature,
+			Description: "The signature of a URL that `POST /sandbox/{id}/files/url` or `POST /sandbox/{id}/terminal/url` has returned. It is valid only with the other parameters of that URL."},
 	}
 }
 
@@ -243,6 +250,8 @@ func exampleDocs() (map[string]schemaDoc, error) {
 // propertyExamples are the examples of fields, by name, that the example of their schema
 // does not have.
 var propertyExamples = map[string]any{
+	"allow_empty": true, "amend": true, "binary": true, "commit": "8f3c1f0e5a4b7d6c9e2f1a0b3c4d5e6f7a8b9c0d", "files": []any{"src/app.js"}, "force": true,
+	"original_path": "src/shop.js", "remote": "origin", "submodule": true, "submodules": true,
 	"addresses": []any{"192.0.2.0/24"}, "allow_private": true, "argv": []any{"npm", "run", "dev"}, "built_in": true, "container_output": "exec: no such file",
 	"dropped": 12, "env": map[string]any{"NODE_ENV": "production"}, "error": "the container engine is not available", "exit_code": 1,
 	"exited_at": "2026-11-21T09:45:00Z", "flow": "hocl097cxn", "gap": true, "headers": map[string]any{"content-type": "text/plain"},
@@ -284,8 +293,14 @@ func (d openAPIDocument) describeSchemas(docs map[string]schemaDoc) {
 
 // parameterExamples are the examples of parameters, by name.
 var parameterExamples = map[string]any{
-	"id": "shop", "process": "web", "port": 3000, "path": "/srv/shop/app.js", "mode": "0644", "recursive": true, "hidden": true,
+	"id": "shop", "process": "web", "session": "dev", "context": "python", "terminal": "main", "cols": 120, "rows": 40, "since": 5120, "wake": false, "origin": "https://shop.example.com", "command": "htop", "cwd": "/srv/shop", "port": 3000, "path": "/srv/shop/app.js", "mode": "0644", "recursive": true, "hidden": true,
 	"label": []any{"team=web"}, "state": "running", "usage": true, "force": true, "signal": "SIGHUP", "cursor": "17", "limit": 100,
+	"expires": 1795253340, "signature": "2lVdGvP0x1Zx8t0uWvY7d8Zk3vYqk1mJm8f3wQd0b7E", "disposition": "attachment", "max_bytes": 10485760,
+	"staged": true, "max_commits": 10, "from": "main", "to": "HEAD", "ref": "main", "file": []any{"src/app.js"},
+	"include": []any{"src/**/*.ts"}, "exclude": []any{".git", "dist"},
+	"content": "func main", "literal": true, "ignore_case": true, "max_results": 100,
+	"follow": true, "digest": "sha256", "create_new": true, "If-Range": `"5f1d-18c2"`, "Content-Range": "bytes 0-1023/4096",
+	"Content-Digest": "sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=:", "Repr-Digest": "sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=:",
 	"name": "github", "kind": "request", "verdict": "deny", "host": "*.example.com", "level": "warn",
 	"If-Match": `"7"`, "If-None-Match": `"5f1d-18c2"`, "Range": "bytes=0-1023", "Last-Event-ID": "17",
 }

@@ -13,6 +13,8 @@ import (
 const (
 	openAPIPath    = "/openapi.json"
 	securityScheme = "token"
+	// signatureScheme is the scheme of routes that accept signed URLs.
+	signatureScheme = "signature"
 	// codesExtension lists an operation's problem codes in the document.
 	codesExtension = "x-problem-codes"
 )

@@ -34,7 +34,7 @@ func (a *API) registerPorts() {
 	}, withSandboxBody(a, a.expose))
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/ports", id: "list-ports", tag: "ports",
-		summary: "List exposed ports", description: "Never wakes the sandbox, so the list does not show which ports have a server.",
+		summary: "List exposed ports, and those with a server", description: "Never wakes the sandbox.",
 	}, withSandbox(a, a.ports))
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/ports/{port}", id: "delete-port", tag: "ports", status: http.StatusNoContent,
@@ -119,7 +119,8 @@ func (a *API) endOnCrash(ctx context.Context, end context.CancelCauseFunc, id sa
 }
 
 func (a *API) ports(_ context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*output[types.PortList], error) {
-	return respond(types.PortList{Ports: a.portsOf(sb)})
+	listening := listOf(sb.Listening, func(l guest.Listening) types.ListeningPort { return *listeningOf(&l) })
+	return respond(types.PortList{Ports: a.portsOf(sb), Listening: listening})
 }
 
 func (a *API) unexpose(ctx context.Context, in *portInput, sb sandbox.Sandbox) (*struct{}, error) {

@@ -33,8 +33,8 @@ type stopInput struct {
 func (a *API) registerProcesses() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/process", id: "start-process", tag: "processes", status: http.StatusCreated,
-		summary: "Start a process in the background", description: "Wakes the sandbox, which stores the output of the process.",
-		codes: slices.Concat(wakeCodes, []problem.Code{problem.NameInvalid, problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.ProcessExists, problem.RequestTooLarge, problem.ProcessLimitExceeded}),
+		summary: "Start a process in the background", description: "Wakes the sandbox, which stores the output of the process. With ready, responds once the process is ready.",
+		codes: slices.Concat(wakeCodes, readyCodes, []problem.Code{problem.NameInvalid, problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.ProcessExists, problem.RequestTooLarge, problem.ProcessLimitExceeded}),
 	}, withSandboxBody(a, a.startProcess))
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/processes", id: "list-processes", tag: "processes",
@@ -56,14 +56,32 @@ func (a *API) startProcess(ctx context.Context, _ *SandboxPath, body *types.Star
 	if err := checkCommand(body.Command); err != nil {
 		return nil, err
 	}
+	var wait guest.Wait
+	if body.Ready != nil {
+		var err error
+		if wait, err = waitOf(*body.Ready, "body.ready"); err != nil {
+			return nil, err
+		}
+		if err := a.calls.acquire(ctx, 1); err != nil {
+			return nil, err
+		}
+	}
 	process, err := a.cfg.Sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{Command: commandOf(body.Command), Name: body.Name, Restart: guest.Restart(body.Restart)})
 	if err != nil {
 		return nil, fromGuest(startError(err))
 	}
-	return &startOutput{
+	out := &startOutput{
 		Location: Prefix + "/sandbox/" + string(sb.ID) + "/process/" + url.PathEscape(process.ID),
 		Body:     processOf(process),
-	}, nil
+	}
+	if body.Ready != nil {
+		ready, err := a.awaitProcess(ctx, sb, process.ID, wait)
+		if err != nil {
+			return nil, err
+		}
+		out.Body = ready.Process
+	}
+	return out, nil
 }
 
 // startError gives the error of a name in use its own code: the guest uses the same

@@ -29,6 +29,11 @@ type route struct {
 	codes []problem.Code
 	// open routes need no token.
 	open bool
+	// signed routes also accept a signed URL in place of a token. Their input has a
+	// SignedQuery.
+	signed bool
+	// unsigned are the parameters that the bearer of a signed URL may choose.
+	unsigned []string
 	// responses describes successes that are not derived from the output type.
 	responses map[int]*huma.Response
 	// events are the data of the server-sent events, by name, that the route can respond
@@ -123,6 +128,11 @@ func addRoute[I, O any](a *API, rt route, body *huma.RequestBody, handler func(c
 	if !rt.open {
 		codes = slices.Concat(codes, commonCodes)
 		op.Security = []map[string][]string{{securityScheme: {}}}
+	}
+	if rt.signed {
+		codes = slices.Concat(codes, signedCodes)
+		op.Security = append(op.Security, map[string][]string{signatureScheme: {}})
+		a.signed[rt.method+" "+Prefix+rt.path] = signedRoute{rt.id, rt.unsigned}
 	}
 	if body == nil {
 		op.Middlewares = append(op.Middlewares, a.refuseBody)

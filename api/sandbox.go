@@ -48,7 +48,7 @@ func (a *API) registerSandboxes() {
 	}, withSandbox(a, a.get))
 	registerBody(a, route{
 		method: http.MethodPatch, path: "/sandbox/{id}", id: "update-sandbox", tag: "sandboxes",
-		summary: "Change name, labels or times of a sandbox", description: "Never wakes the sandbox. Image, size and env are immutable.",
+		summary: "Change name, labels or times of a sandbox", description: "Never wakes the sandbox. Image and size are immutable; PATCH …/env changes the environment.",
 		codes: []problem.Code{problem.NameInvalid, problem.SandboxConflict, problem.SandboxDestroyed, problem.NodeDiskFull},
 	}, withSandboxBody(a, a.update))
 	register(a, route{
@@ -60,6 +60,9 @@ func (a *API) registerSandboxes() {
 
 // lookup returns the sandbox that a request names, if it is the owner's.
 func (a *API) lookup(ctx context.Context, idOrName string) (sandbox.Sandbox, error) {
+	if callOf(ctx).signed {
+		return a.signedSandbox(idOrName)
+	}
 	return a.cfg.Sandboxes.Get(ownerOf(ctx), idOrName)
 }
 
@@ -74,6 +77,7 @@ func (a *API) create(ctx context.Context, _ *struct{}, body *types.CreateSandbox
 		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
 		StopAfter:  (*sandbox.Duration)(body.StopAfter),
 		TTL:        (*sandbox.Duration)(body.TTL),
+		Warm:       listOf(body.Warm, func(l types.Language) sandbox.Language { return sandbox.Language(l) }),
 	})
 	if err != nil {
 		return nil, err

@@ -26,12 +26,14 @@ import (
 	"github.com/doze-run/doze/egress/egresstest"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/runtime/jupyter/jupytertest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 	"github.com/doze-run/doze/testkit"
 )
 
 func TestMain(m *testing.M) {
+	jupytertest.Main()
 	// A process that was started with SIGHUP ignored, for example by nohup, passes that on
 	// to its children, and a shell cannot trap it. Signals that this process catches are
 	// not ignored by its children; the guest's own program does the same.

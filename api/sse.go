@@ -82,21 +82,29 @@ func (s *eventStream) heartbeat() {
 
 // send sends one event without buffering it. id may be empty. A failure ends ctx.
 func (s *eventStream) send(event, id string, data any) error {
+	return s.sendAll(1, func(int) (string, string, any) { return event, id, data })
+}
+
+// sendAll sends n events in one write.
+func (s *eventStream) sendAll(n int, at func(i int) (event, id string, data any)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.buf.Reset()
-	if id != "" {
-		s.buf.WriteString("id: " + id + "\n")
-	}
-	s.buf.WriteString("event: " + event + "\ndata: ")
 	// JSON has no raw newline, so the data is one line.
 	enc := json.NewEncoder(&s.buf)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(data); err != nil {
-		s.cancel()
-		return err
+	for i := range n {
+		event, id, data := at(i)
+		if id != "" {
+			s.buf.WriteString("id: " + id + "\n")
+		}
+		s.buf.WriteString("event: " + event + "\ndata: ")
+		if err := enc.Encode(data); err != nil {
+			s.cancel()
+			return err
+		}
+		s.buf.WriteByte('\n')
 	}
-	s.buf.WriteByte('\n')
 	return s.write()
 }
 

@@ -88,6 +88,8 @@ func (w *timedWriter) finish(r *http.Request) {
 type timedBody struct {
 	body  io.Reader
 	stall time.Duration
+	limit int64 // of the body in bytes, or 0; set before the first read
+	read  int64
 	err   atomic.Pointer[error]
 
 	mu      sync.Mutex
@@ -103,6 +105,9 @@ func (b *timedBody) Read(p []byte) (int, error) {
 		return 0, http.ErrBodyReadAfterClose
 	}
 	n, err := b.body.Read(p)
+	if b.read += int64(n); b.limit > 0 && b.read > b.limit {
+		n, err = 0, tooLarge(b.limit, smallerFile)
+	}
 	switch {
 	case err == io.EOF:
 		// Otherwise the deadline would end the request's context.

@@ -112,11 +112,20 @@ func adapt(t *testing.T, config string) string {
 	return pretty.String()
 }
 
-// The Caddyfiles that we ship adapt, are formatted, and serve previews
-// on the host under which the node makes their URLs.
+// The Caddyfiles that we ship adapt, are formatted, name each image that images/build
+// builds, and serve previews on the host under which the node makes their URLs.
 func TestShippedCaddyfiles(t *testing.T) {
 	t.Setenv("DOZE_HOME", "/srv/doze")
 	both := []string{`"handler": "doze_api"`, `"handler": "doze_preview"`}
+	images, err := os.ReadDir("../images")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range images {
+		if name := image.Name(); image.IsDir() {
+			both = append(both, fmt.Sprintf(`%q: "localhost/doze/%s:latest"`, name, name))
+		}
+	}
 	for file, parts := range map[string][]string{
 		"../Caddyfile":                      {`"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`},
 		"../packaging/Caddyfile.production": {`"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`},

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -54,7 +53,9 @@ type App struct {
 	Cgroup string `json:"cgroup,omitempty"`
 
 	// A short name of an image that sandboxes may use, and its reference. Repeatable; the
-	// first one replaces the default. Default: `base` for `localhost/doze/base:latest`.
+	// first one replaces the default. Default: `base`, `full`, `node` and `python` for
+	// `localhost/doze/base:latest` and so on, which are [built on the node's
+	// machine](../images.md).
 	Images map[string]string `json:"images,omitempty"`
 	// Patterns of other images that sandboxes may use, such as `docker.io/library/*`. `*`
 	// matches anything but `/`; a last part `**` everything below; `**` alone every image.
@@ -186,9 +187,6 @@ func (a *App) Validate() error {
 	if a.PreviewPort < 1 || a.PreviewPort > 65535 {
 		return fmt.Errorf("preview_port is %d; a port is 1 to 65535", a.PreviewPort)
 	}
-	if a.PreviewDomain == "localhost" || net.ParseIP(a.PreviewDomain) != nil {
-		return fmt.Errorf("preview_domain is %q; use a domain that has subdomains, such as %s", a.PreviewDomain, defaultPreviewDomain)
-	}
 	if err := wakeproxy.ValidateDomain(a.PreviewDomain); err != nil {
 		return fmt.Errorf("preview_domain: %w", err)
 	}
@@ -229,10 +227,6 @@ func (a *App) serve(held *heldNode) error {
 	if err != nil {
 		return err
 	}
-	explicit, err := held.ExplicitProxy()
-	if err != nil {
-		return err
-	}
 	// The registry belongs to this configuration, the numbers to the node.
 	registry := a.ctx.GetMetricsRegistry()
 	for _, collector := range held.Collectors() {
@@ -240,7 +234,7 @@ func (a *App) serve(held *heldNode) error {
 			return fmt.Errorf("register metrics: %w", err)
 		}
 	}
-	a.live.Store(&live{heldNode: held, api: routes, proxy: explicit})
+	a.live.Store(&live{heldNode: held, api: routes, proxy: held.ExplicitProxy()})
 	return nil
 }
 
@@ -346,9 +340,12 @@ func (a *App) nodeConfig() (node.Config, error) {
 		set(&limits.MessageQueueBytes, size.MessageQueueBytes)
 		sb.Sizes[name] = limits
 	}
-	sb.Images.Names = map[string]string{"base": "localhost/doze/base:latest"}
-	if len(a.Images) > 0 {
-		sb.Images.Names = a.Images
+	sb.Images.Names = a.Images
+	if len(a.Images) == 0 {
+		sb.Images.Names = map[string]string{}
+		for _, name := range []string{"base", "full", "node", "python"} {
+			sb.Images.Names[name] = "localhost/doze/" + name + ":latest"
+		}
 	}
 	sb.Images.Allow = a.AllowImages
 	set(&sb.Images.Default, a.DefaultImage)

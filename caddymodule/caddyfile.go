@@ -22,9 +22,9 @@ import (
 
 func init() {
 	httpcaddyfile.RegisterGlobalOption("doze", parseApp)
-	httpcaddyfile.RegisterHandlerDirective("doze_api", parseAPI)
+	httpcaddyfile.RegisterHandlerDirective("doze_api", withoutOptions(new(API)))
 	httpcaddyfile.RegisterHandlerDirective("doze_preview", parsePreview)
-	httpcaddyfile.RegisterHandlerDirective("doze_proxy", parseProxy)
+	httpcaddyfile.RegisterHandlerDirective("doze_proxy", withoutOptions(new(Proxy)))
 	// They respond themselves, as reverse_proxy does.
 	httpcaddyfile.RegisterDirectiveOrder("doze_api", httpcaddyfile.Before, "reverse_proxy")
 	httpcaddyfile.RegisterDirectiveOrder("doze_preview", httpcaddyfile.Before, "reverse_proxy")
@@ -149,38 +149,29 @@ func (a *App) parsePreviewPort(o options) error {
 	return nil
 }
 
-// parseAPI sets up the API's handler. Syntax:
+// withoutOptions parses a directive that has neither arguments nor a block. Syntax:
 //
-//	doze_api [<matcher>]
-func parseAPI(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	return new(API), withoutOptions(h)
-}
-
-// parseProxy sets up the proxy's handler. Syntax:
-//
+//	doze_api   [<matcher>]
 //	doze_proxy [<matcher>]
 //
-// Requests to a proxy name other hosts, so that the site needs an address without a
+// Requests to doze_proxy name other hosts, so that the site needs an address without a
 // host in addition to the one of its certificate:
 //
 //	:3128, proxy.example.com:3128 {
 //		doze_proxy
 //	}
-func parseProxy(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	return new(Proxy), withoutOptions(h)
-}
-
-// withoutOptions parses a directive that has neither arguments nor a block.
-func withoutOptions(h httpcaddyfile.Helper) error {
-	h.Next() // consume directive name
-	name := h.Val()
-	if h.NextArg() {
-		return h.ArgErr()
+func withoutOptions(handler caddyhttp.MiddlewareHandler) httpcaddyfile.UnmarshalHandlerFunc {
+	return func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		h.Next() // consume directive name
+		name := h.Val()
+		if h.NextArg() {
+			return nil, h.ArgErr()
+		}
+		if h.NextBlock(0) {
+			return nil, h.Errf("unrecognized subdirective '%s'; %s has none", h.Val(), name)
+		}
+		return handler, nil
 	}
-	if h.NextBlock(0) {
-		return h.Errf("unrecognized subdirective '%s'; %s has none", h.Val(), name)
-	}
-	return nil
 }
 
 // parsePreview sets up the handler of previews. Syntax:

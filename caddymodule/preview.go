@@ -83,9 +83,6 @@ func (p *Preview) Validate() error {
 		return fmt.Errorf("doze_preview: a limit is negative; limits are positive, or 0 for the default")
 	}
 	for _, domain := range p.Domains {
-		if domain == "" || domain == "localhost" {
-			return fmt.Errorf("doze_preview: %q is not a preview domain; name one such as %s", domain, defaultPreviewDomain)
-		}
 		if err := wakeproxy.ValidateDomain(domain); err != nil {
 			return fmt.Errorf("doze_preview: %w", err)
 		}

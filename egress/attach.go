@@ -37,7 +37,7 @@ func (e *Egress) attachment(ctx context.Context, sb sandbox.Sandbox) (*flow.Atta
 	if a := e.find(sb.ID); a != nil { // without waiting for a change of rules
 		return a, nil
 	}
-	done, err := e.changeWith(ctx, sb.Owner, e.sets.Get(ruleset.OfSandbox(sb.ID)).Rules) // so that no change of rules misses it
+	done, err := e.changeWith(ctx, sb.Owner, e.sets.Get(ruleset.Scope{Sandbox: sb.ID}).Rules) // so that no change of rules misses it
 	if err != nil {
 		return nil, err
 	}
@@ -45,13 +45,13 @@ func (e *Egress) attachment(ctx context.Context, sb sandbox.Sandbox) (*flow.Atta
 	if a := e.find(sb.ID); a != nil {
 		return a, nil
 	}
-	if err := e.loadLayer(ctx, ruleset.OfSandbox(sb.ID), sb.Owner); err != nil {
+	if err := e.loadLayer(ctx, ruleset.Scope{Sandbox: sb.ID}, sb.Owner); err != nil {
 		return nil, err
 	}
 	a := flow.NewAttachment(e.carrier.NewClient(sb.ID, sb.Owner), dns.Config{
 		Known:  e.names.known(sb.ID),
 		Record: func(name string, addr netip.Addr) { e.names.record(sb.ID, name, addr) },
-		Forget: func(addr netip.Addr) { e.names.withdraw(sb.ID, addr) },
+		Forget: func(addr netip.Addr) { e.names.record(sb.ID, "", addr) },
 	})
 	e.build(a.Client)
 	e.mu.Lock()
@@ -84,7 +84,7 @@ func (e *Egress) Forget(id sandbox.ID) {
 	if a != nil {
 		a.End()
 	}
-	scope := ruleset.OfSandbox(id)
+	scope := ruleset.Scope{Sandbox: id}
 	e.layers[scope].Release()
 	delete(e.layers, scope)
 	ctx, cancel := context.WithTimeout(e.ctx, forgetLimit)
@@ -99,7 +99,7 @@ func (e *Egress) Forget(id sandbox.ID) {
 func (e *Egress) Known() []sandbox.ID {
 	known := e.names.sandboxes()
 	for scope := range e.sets.All() {
-		if id := scope.Sandbox(); id != "" {
+		if id := scope.Sandbox; id != "" {
 			known[id] = struct{}{}
 		}
 	}

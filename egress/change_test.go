@@ -242,7 +242,7 @@ func TestExplanationsNameTheConfigurationThatIsNotReady(t *testing.T) {
 	r := newRig(t)
 	r.push("note", noting("a note"))
 	broken := errors.New("broken")
-	k := known{r.Egress, &flow.Table{Policies: [3]*flow.Layer{1: {Unready: map[flow.Use]error{{Policy: "note", Config: "1"}: broken}}}}, owner}
+	k := known{r.Egress, &flow.Table{Policies: [3]*flow.Layer{1: {Owner: owner, Unready: map[flow.Use]error{{Policy: "note", Config: "1"}: broken}}}}}
 	for config, want := range map[string]error{"1": broken, "2": nil} {
 		if digest, err := k.Policy(rule.Owner, rule.Use{Policy: "note", Config: []byte(config)}); digest == "" || err != want {
 			t.Errorf("configuration %s: %q, %v", config, digest, err)

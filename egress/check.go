@@ -9,7 +9,6 @@ import (
 
 	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/policies/builtin"
 )
@@ -26,17 +25,14 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 	defer host.Close()
 	e := &Egress{pool: newPool(host, policylog.New())}
 	find := func(owner, name string) (module, error) {
-		wasm, err := builtin.Module(name)
+		info, err := shipped(name)
 		if errors.Is(err, builtin.ErrUnknown) {
 			if !slices.Contains(others, name) {
 				others = append(others, name)
 			}
 			return module{}, errPushed
 		}
-		if err != nil {
-			return module{}, err
-		}
-		return module{owner, name, catalog.Digest(wasm), func() ([]byte, error) { return wasm, nil }}, nil
+		return module{owner, name, info.Digest, func() ([]byte, error) { return builtin.Module(name) }}, err
 	}
 	l, err := e.newLayer(ctx, find, "", s.Rules)
 	if err != nil {

@@ -135,7 +135,7 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 		changeMu:     newContextMutex(),
 		PolicyLogs:   policylog.New(),
 	}
-	e.Flows = audit.New(audit.Config{Log: cfg.Log, Name: e.nameOf})
+	e.Flows = audit.New(cfg.Log, e.nameOf)
 	e.ctx, e.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -162,7 +162,7 @@ func (e *Egress) openDocuments(ctx context.Context) (err error) {
 	if e.key, err = seal.Open(filepath.Join(e.cfg.Folder, "seal.key")); err != nil {
 		return err
 	}
-	if err := e.openPlaceholderKey(ctx); err != nil {
+	if e.placeholderKey, err = e.NodeKey(ctx, placeholderKey); err != nil {
 		return err
 	}
 	if e.Secrets, err = vault.Open(ctx, documents, e.key); err != nil {
@@ -215,7 +215,7 @@ func (e *Egress) loadOwnerLayers(ctx context.Context) error {
 	e.changeMu.Lock()
 	defer e.changeMu.Unlock()
 	for scope := range e.sets.All() {
-		if owner := scope.Owner(); owner != "" {
+		if owner := scope.Owner; owner != "" {
 			if err := e.loadLayer(ctx, scope, owner); err != nil {
 				return err
 			}
@@ -238,7 +238,15 @@ func (e *Egress) Close() error {
 	attachments := slices.Collect(maps.Values(e.attachments))
 	e.mu.Unlock()
 	e.end()
-	endAll(attachments)
+	var ends errgroup.Group
+	ends.SetLimit(maxEnding)
+	for _, a := range attachments {
+		ends.Go(func() error {
+			a.End()
+			return nil
+		})
+	}
+	_ = ends.Wait()
 	if e.carrier != nil {
 		e.carrier.Close()
 	}
@@ -254,23 +262,10 @@ func (e *Egress) Close() error {
 	return err
 }
 
-// maxEnding bounds the attachments that end concurrently. The kernel removes a network
-// device after RCU grace periods, 17 ms, which concurrent removals share: 64 in 50 ms.
-// Each removal occupies a thread.
+// maxEnding bounds the attachments that end concurrently, because each waits for the kernel.
+// It removes a network device after RCU grace periods, 17 ms, which concurrent removals
+// share: 64 in 50 ms. Each removal occupies a thread.
 const maxEnding = 128
-
-// endAll ends attachments concurrently, because each waits for the kernel.
-func endAll(attachments []*flow.Attachment) {
-	var ends errgroup.Group
-	ends.SetLimit(maxEnding)
-	for _, a := range attachments {
-		ends.Go(func() error {
-			a.End()
-			return nil
-		})
-	}
-	_ = ends.Wait()
-}
 
 // Trust implements sandbox.Uplink. It returns the certificates (PEM) that sandboxes trust
 // in addition to public ones.

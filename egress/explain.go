@@ -26,7 +26,7 @@ func (e *Egress) Explain(ctx context.Context, id sandbox.ID, method, url string,
 	if err != nil {
 		return explain.Explanation{}, err
 	}
-	return explain.Of(&t.Table, r, known{e, t, sb.Owner}), nil
+	return explain.Of(&t.Table, r, known{e, t}), nil
 }
 
 // ExplainProxy is Explain for a request that one of the owner's programs outside of
@@ -42,7 +42,7 @@ func (e *Egress) ExplainProxy(ctx context.Context, owner, method, url string, he
 		return explain.Explanation{}, err
 	}
 	t := p.Table()
-	explained := explain.Of(&t.Table, r, known{e, t, owner})
+	explained := explain.Of(&t.Table, r, known{e, t})
 	explained.Placeholders = nil // proxy clients have none
 	return explained, nil
 }
@@ -52,7 +52,7 @@ func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*flow.Table, 
 	if a := e.find(sb.ID); a != nil {
 		return a.Table(), nil
 	}
-	done, err := e.changeWith(ctx, sb.Owner, e.sets.Get(ruleset.OfSandbox(sb.ID)).Rules)
+	done, err := e.changeWith(ctx, sb.Owner, e.sets.Get(ruleset.Scope{Sandbox: sb.ID}).Rules)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*flow.Table, 
 	if !e.exists(sb.ID) { // no later call would release its rules
 		return nil, sandbox.ErrNotFound
 	}
-	if err := e.loadLayer(ctx, ruleset.OfSandbox(sb.ID), sb.Owner); err != nil {
+	if err := e.loadLayer(ctx, ruleset.Scope{Sandbox: sb.ID}, sb.Owner); err != nil {
 		return nil, err
 	}
 	c := e.carrier.NewClient(sb.ID, sb.Owner)
@@ -73,27 +73,20 @@ func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*flow.Table, 
 type known struct {
 	e     *Egress
 	table *flow.Table
-	owner string // of the client
 }
 
 func (k known) Policy(source rule.Source, u rule.Use) (digest string, err error) {
-	m, err := k.e.moduleOf(k.ownerOf(source), u.Policy)
+	l := k.table.LayerOf(source)
+	m, err := k.e.moduleOf(l.Owner, u.Policy)
 	if err != nil {
 		return "", err
 	}
-	return m.digest, k.table.LayerOf(source).Unready[flow.UseOf(u)]
+	return m.digest, l.Unready[flow.UseOf(u)]
 }
 
 func (k known) Secret(source rule.Source, name, host string) error {
-	_, err := k.e.Secrets.Use(k.ownerOf(source), name, host)
+	_, err := k.e.Secrets.Use(k.table.LayerOf(source).Owner, name, host)
 	return err
 }
 
 func (k known) ECH() bool { return k.e.settings.Load().AllowECH }
-
-func (k known) ownerOf(source rule.Source) string {
-	if source == rule.Node {
-		return k.e.cfg.Operator
-	}
-	return k.owner
-}

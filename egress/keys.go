@@ -15,19 +15,21 @@ const (
 	placeholderKey = "placeholder"
 )
 
-// openPlaceholderKey reads the key of placeholders, or makes it.
-func (e *Egress) openPlaceholderKey(ctx context.Context) (err error) {
-	record := seal.Document{Store: e.cfg.Documents, Key: e.key, Kind: keysKind, Name: placeholderKey, Log: e.log}
-	if e.placeholderKey, err = record.Read(ctx); err != nil {
-		return fmt.Errorf("read the key of placeholders: %w", err)
+// NodeKey returns the node's key of that name, of 32 random bytes. It is made when it is
+// first requested, and sealed in the store. Calls for one name must not overlap.
+func (e *Egress) NodeKey(ctx context.Context, name string) ([]byte, error) {
+	record := seal.Document{Store: e.cfg.Documents, Key: e.key, Kind: keysKind, Name: name, Log: e.log}
+	key, err := record.Read(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the node's key %s: %w", name, err)
 	}
-	if e.placeholderKey != nil {
-		return nil
+	if key != nil {
+		return key, nil
 	}
-	e.placeholderKey = make([]byte, 32)
-	rand.Read(e.placeholderKey)
-	if err := record.Write(ctx, e.placeholderKey); err != nil {
-		return fmt.Errorf("write the key of placeholders: %w", err)
+	key = make([]byte, 32)
+	rand.Read(key)
+	if err := record.Write(ctx, key); err != nil {
+		return nil, fmt.Errorf("write the node's key %s: %w", name, err)
 	}
-	return nil
+	return key, nil
 }

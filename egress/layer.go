@@ -115,16 +115,12 @@ func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (
 				continue
 			}
 			c, err := e.pool.compile(ctx, m)
-			if ctx.Err() != nil {
-				err = context.Cause(ctx)
-				if c != nil {
-					c.Release()
-				}
-				release()
-				return nil, err
-			}
 			if err == nil {
 				held = append(held, c)
+			}
+			if ctx.Err() != nil {
+				release()
+				return nil, context.Cause(ctx)
 			}
 		}
 	}

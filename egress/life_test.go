@@ -7,6 +7,8 @@ import (
 	"io"
 	"maps"
 	"net"
+	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -207,18 +209,24 @@ func TestStateSurvivesARestart(t *testing.T) {
 	if got := b.Environment(b.sb.ID)["API_TOKEN"]; got == "" || got != environment {
 		t.Errorf("the placeholder was %q, is %q", environment, got)
 	}
-	m := r.find(b.sb.ID)
-	if host, _ := m.Host(address[0].Unmap()); host != "a.web.test" {
-		t.Errorf("%v stands for %q", address, host)
+	known := b.Client.Transport.(*http.Transport).Clone()
+	defer known.CloseIdleConnections()
+	known.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) { // without another lookup
+		return b.DialContext(ctx, network, netip.AddrPortFrom(address[0].Unmap(), 443).String())
+	}
+	if res, err := (&http.Client{Transport: known, Timeout: testkit.Patience}).Get("https://a.web.test/"); err != nil || res.StatusCode != 200 {
+		t.Errorf("%v does not stand for the name: %v", address, err)
+	} else {
+		res.Body.Close()
 	}
 	b.want(b.get("https://a.web.test/"), 200, "this is")
 	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+token {
 		t.Errorf("the server got %q", got)
 	}
-	if d := m.Table().Name("never.web.test"); d.Verdict != rule.VerdictDeny || d.Reason != "kept" {
+	if d := r.find(b.sb.ID).Table().Name("never.web.test"); d.Verdict != rule.VerdictDeny || d.Reason != "kept" {
 		t.Errorf("got %+v", d)
 	}
-	if got := r.sets.Get(ruleset.OfSandbox(b.sb.ID)); got.Revision != 1 || len(got.Rules) != 2 {
+	if got := r.sets.Get(ruleset.Scope{Sandbox: b.sb.ID}); got.Revision != 1 || len(got.Rules) != 2 {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -385,4 +393,21 @@ func TestDetachWakesNoSandbox(t *testing.T) {
 	}
 	r.sandboxes.mu.Unlock()
 	r.Detach(b.sb.ID)
+}
+
+func TestNodeKeysOutliveTheNode(t *testing.T) {
+	r := newRig(t)
+	key := func(name string) string {
+		t.Helper()
+		key, err := r.NodeKey(t.Context(), name)
+		if err != nil || len(key) != 32 {
+			t.Fatalf("%d bytes, %v", len(key), err)
+		}
+		return string(key)
+	}
+	first, other := key("first"), key("other")
+	r.reopen()
+	if key("first") != first || key("other") != other || first == other {
+		t.Error("the keys differ after a restart, or do not differ by name")
+	}
 }

@@ -115,7 +115,8 @@ func (b *nameBook) sandboxes() map[sandbox.ID]struct{} {
 	return all
 }
 
-// record records that an address stands for a name from now on.
+// record records that an address stands for a name from now on, or for none. A removal is
+// written with the next names: the address is not reused for hours, see package dns.
 func (b *nameBook) record(id sandbox.ID, name string, a netip.Addr) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -124,6 +125,9 @@ func (b *nameBook) record(id sandbox.ID, name string, a netip.Addr) {
 		b.pages[p] = map[netip.Addr]string{}
 	}
 	b.pages[p][a] = name
+	if name == "" {
+		delete(b.pages[p], a)
+	}
 	b.change(p, writeNamesAfter)
 }
 
@@ -137,16 +141,6 @@ func (b *nameBook) change(p page, after time.Duration) {
 		b.timer.Reset(after)
 	}
 	b.dirty[p] = true
-}
-
-// withdraw records that an address no longer stands for a name. The removal is written
-// with the next names: the address is not reused for hours, see package dns.
-func (b *nameBook) withdraw(id sandbox.ID, a netip.Addr) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p := pageOf(id, a)
-	delete(b.pages[p], a)
-	b.change(p, writeNamesAfter)
 }
 
 // forget deletes a sandbox's names.

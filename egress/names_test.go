@@ -79,7 +79,7 @@ func TestForgottenNamesAreNotWrittenByAnEarlierFlush(t *testing.T) {
 	if first := <-d.reached; !strings.Contains(first, "a.test") {
 		t.Fatalf("%q is written", first)
 	}
-	b.withdraw("k3f9x2m7q1az", addr(1)) // does not wait for the disk
+	b.record("k3f9x2m7q1az", "", addr(1)) // does not wait for the disk
 	writers.Go(b.flush)
 	select {
 	case early := <-d.reached:

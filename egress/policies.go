@@ -113,9 +113,9 @@ func (e *Egress) rulesThatUse(owner, name string) []string {
 	if owner == e.cfg.Operator {
 		add("node/", e.layers[ruleset.Scope{}].Rules())
 	}
-	add("owner/", e.sets.Get(ruleset.OfOwner(owner)).Rules)
+	add("owner/", e.sets.Get(ruleset.Scope{Owner: owner}).Rules)
 	for scope, set := range e.sets.All() {
-		if sb, _ := e.cfg.Sandboxes.ByID(scope.Sandbox()); sb.ID != "" && sb.Owner == owner {
+		if sb, _ := e.cfg.Sandboxes.ByID(scope.Sandbox); sb.ID != "" && sb.Owner == owner {
 			add("sandbox/"+string(sb.ID)+"/", set.Rules)
 		}
 	}

@@ -34,13 +34,10 @@ func (e *Egress) moduleOf(owner, name string) (module, error) {
 		return module{}, err
 	}
 	info, err = shipped(name)
-	switch {
-	case errors.Is(err, builtin.ErrUnknown):
-		return module{}, fmt.Errorf("no policy has this name: push it, or use one of %s", strings.Join(builtin.Names(), ", "))
-	case err != nil:
-		return module{}, err
+	if errors.Is(err, builtin.ErrUnknown) {
+		err = fmt.Errorf("no policy has this name: push it, or use one of %s", strings.Join(builtin.Names(), ", "))
 	}
-	return module{owner, name, info.Digest, func() ([]byte, error) { return builtin.Module(name) }}, nil
+	return module{owner, name, info.Digest, func() ([]byte, error) { return builtin.Module(name) }}, err
 }
 
 // described caches the descriptions of the policies that doze ships, by name. They are
@@ -96,7 +93,8 @@ func (p *pool) acquire(ctx context.Context, m module, config string) (*policy.Po
 		return nil, err
 	}
 	defer c.Release() // the policy retains the code
-	c.Owner, c.Lines = m.owner, p.logLine(policylog.Policy{Owner: m.owner, Name: m.name})
+	c.Owner = m.owner
+	c.Lines = func(l policylog.Line) { p.lines.Add(policylog.Policy{Owner: m.owner, Name: m.name}, l) }
 	configured, err := c.Configure(ctx, []byte(config))
 	if err != nil {
 		return nil, err
@@ -121,14 +119,4 @@ func (p *pool) compile(ctx context.Context, m module) (*policy.Module, error) {
 	}
 	defer unlock()
 	return p.host.Compile(ctx, m.name, wasm)
-}
-
-// logLine returns a function that stores the log lines of a policy.
-func (p *pool) logLine(of policylog.Policy) func(policy.Line) {
-	return func(line policy.Line) {
-		p.lines.Add(of, policylog.Line{
-			Level: policylog.Level(strings.ToLower(line.Level.String())), Text: line.Text,
-			Flow: line.Flow, Sandbox: line.Sandbox, SandboxName: line.SandboxName,
-		})
-	}
 }

@@ -40,10 +40,7 @@ type agent struct {
 // agent starts a proxy with TLS and returns a client of it.
 func (r *rig) agent() *agent {
 	r.t.Helper()
-	handler, err := proxy.New(proxy.Config{Egress: r.Egress, Authenticate: func(key string) (string, bool) { return owner, key == proxyKey }})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	handler := &proxy.Handler{Egress: r.Egress, Authenticate: func(key string) (string, bool) { return owner, key == proxyKey }}
 	a := &agent{box: &box{rig: r}}
 	a.proxy = httptest.NewUnstartedServer(handler)
 	a.proxy.EnableHTTP2 = true

@@ -74,7 +74,7 @@ func TestDocumentsOfAnEarlierVersionAreRead(t *testing.T) {
 	if p, err := b.modules.Get(owner, "bearer"); err != nil || p.Size == 0 {
 		t.Errorf("the policy is %+v, %v", p, err)
 	}
-	if set := b.sets.Get(ruleset.OfOwner(owner)); set.Revision != 1 || len(set.Rules) != 1 || set.Rules[0].Name != "stored" {
+	if set := b.sets.Get(ruleset.Scope{Owner: owner}); set.Revision != 1 || len(set.Rules) != 1 || set.Rules[0].Name != "stored" {
 		t.Errorf("the owner's rules are %+v", set)
 	}
 	r := newRequest(t, "GET", "https://a.web.test/", nil)

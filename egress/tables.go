@@ -29,7 +29,7 @@ func (e *Egress) build(c *flow.Client) {
 	if c.ID != "" { // the node does not set the environment of programs outside of sandboxes
 		t.Environment = map[string]string{}
 		for variable, offered := range t.Placeholders() {
-			id := c.SecretOf(offered)
+			id := t.SecretOf(offered)
 			p := placeholder.Offer{Secret: id, Text: placeholder.Text(e.placeholderKey, c.Name()+"/"+id.Owner, id.Name)}
 			t.Environment[variable] = p.Text
 			if !slices.Contains(t.Offers, p) {
@@ -77,9 +77,9 @@ func (e *Egress) NodeRules() (rule.Default, []rule.Rule) {
 // scopesOf returns the scopes whose rules apply to a sandbox, or to the owner's programs
 // outside of sandboxes if id is empty.
 func scopesOf(owner string, id sandbox.ID) []ruleset.Scope {
-	scopes := []ruleset.Scope{{}, ruleset.OfOwner(owner)}
+	scopes := []ruleset.Scope{{}, ruleset.Scope{Owner: owner}}
 	if id != "" {
-		scopes = append(scopes, ruleset.OfSandbox(id))
+		scopes = append(scopes, ruleset.Scope{Sandbox: id})
 	}
 	return scopes
 }
@@ -220,6 +220,7 @@ type Change struct {
 	settings Settings
 	roots    *x509.CertPool // of upstreams
 	node     *flow.Layer
+	done     func() // allows other changes
 }
 
 // Prepare checks settings and readies the policies that they need, so that Apply cannot
@@ -232,29 +233,25 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (*Change, error) {
 	if err != nil {
 		return nil, err
 	}
-	compiled, err := e.compile(ctx, e.cfg.Operator, s.Rules.Rules())
+	done, err := e.changeWith(ctx, e.cfg.Operator, s.Rules.Rules())
 	if err != nil {
-		return nil, fmt.Errorf("egress: %w", err)
-	}
-	defer compiled()
-	if err := e.changeMu.LockContext(ctx); err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
 	node, err := e.newValidLayer(ctx, e.moduleOf, e.cfg.Operator, s.Rules)
 	if err != nil {
-		e.changeMu.Unlock()
+		done()
 		return nil, fmt.Errorf("egress: %w", err)
 	}
 	for _, w := range rule.Warnings(s.Rules, nil, e.secretHosts(e.cfg.Operator)) {
 		e.log.Warn("node rule has a problem", "rule", s.Rules.Rules()[w.Index].Name, "problem", w.Problem, "remedy", w.Remedy)
 	}
-	return &Change{e, s, roots, node}, nil
+	return &Change{e, s, roots, node, done}, nil
 }
 
 // Apply puts the settings into force, from the next request of each sandbox on.
 func (c *Change) Apply() {
 	e := c.e
-	defer e.changeMu.Unlock()
+	defer c.done()
 	s, node := c.settings, e.layers[ruleset.Scope{}]
 	dialing := dial.Config{Servers: s.NameServers, Overrides: s.Resolve, Proxy: s.UpstreamProxy, ProxyRoots: c.roots}
 	before := e.carrier.SetSettings(flow.Settings{
@@ -295,6 +292,6 @@ const maxReported = 10
 
 // Discard releases the prepared policies.
 func (c *Change) Discard() {
-	defer c.e.changeMu.Unlock()
+	defer c.done()
 	c.node.Release()
 }

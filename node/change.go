@@ -11,9 +11,9 @@ import (
 // Change is a configuration that a running node can have. Its caller must Apply or
 // Discard it, and soon: until then no other change of egress begins.
 type Change struct {
-	node   *Node
-	config Config
-	egress *egress.Change
+	*egress.Change // Discard ends the change without effect
+	node           *Node
+	config         Config
 }
 
 // Prepare checks whether the running node can have a configuration. It refuses options
@@ -29,21 +29,18 @@ func (n *Node) Prepare(ctx context.Context, cfg Config) (*Change, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Change{n, cfg, change}, nil
+	return &Change{change, n, cfg}, nil
 }
 
 // Apply makes the configuration the node's. If it fails, nothing has changed.
 func (c *Change) Apply() error {
 	if err := c.node.Sandboxes.Configure(c.config.Sandbox); err != nil {
-		c.egress.Discard()
+		c.Discard()
 		return err
 	}
-	c.egress.Apply()
+	c.Change.Apply()
 	return nil
 }
-
-// Discard ends the change without effect.
-func (c *Change) Discard() { c.egress.Discard() }
 
 // CheckChange checks whether a running node can change from configuration c to next. It
 // returns a FixedError for each option that only a restart can change, joined by "; ", or

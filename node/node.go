@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/api/signedurl"
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/runtime/freezer"
@@ -29,6 +30,9 @@ import (
 
 // Operator owns all sandboxes as long as the node has one token.
 const Operator = "operator"
+
+// signedURLKey is the name of the key from which the keys of signed URLs are derived.
+const signedURLKey = "signed_urls"
 
 // Config of a node. Home, Sandbox and Egress are required.
 type Config struct {
@@ -85,6 +89,7 @@ type Node struct {
 
 	config      Config
 	token       string
+	signer      *signedurl.Signer
 	log         *slog.Logger
 	apiMetrics  *api.Metrics
 	requests    context.Context // ends with EndRequests
@@ -232,6 +237,11 @@ func Assemble(ctx context.Context, cfg Config, b Backends) (_ *Node, err error) 
 		return nil, err
 	}
 	n.closers = closers{n.Egress.Close}
+	secret, err := n.Egress.NodeKey(ctx, signedURLKey)
+	if err != nil {
+		return nil, err
+	}
+	n.signer = signedurl.New(secret, api.TokenGeneration(n.token))
 	uplink := b.Uplink
 	if uplink == nil {
 		uplink = n.Egress
@@ -260,6 +270,7 @@ func (n *Node) API(previewURL func(sandbox.Sandbox, sandbox.Port) string, versio
 		Sandboxes:  n.Sandboxes,
 		Egress:     n.Egress,
 		Auth:       api.SingleToken(n.token, Operator),
+		Signer:     n.signer,
 		PreviewURL: previewURL,
 		Version:    version,
 		Log:        n.log,
@@ -268,8 +279,8 @@ func (n *Node) API(previewURL func(sandbox.Sandbox, sandbox.Port) string, versio
 }
 
 // ExplicitProxy returns the HTTP proxy for programs outside of sandboxes.
-func (n *Node) ExplicitProxy() (*proxy.Handler, error) {
-	return proxy.New(proxy.Config{Authenticate: api.SingleToken(n.token, Operator), Egress: n.Egress})
+func (n *Node) ExplicitProxy() *proxy.Handler {
+	return &proxy.Handler{Authenticate: api.SingleToken(n.token, Operator), Egress: n.Egress}
 }
 
 // Collectors are the node's metrics.

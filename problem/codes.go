@@ -83,6 +83,12 @@ var (
 		"The header of an outgoing request has at most 64 KiB.")
 	Unauthorized = define(API, "unauthorized", http.StatusUnauthorized, "Valid token required",
 		"The token is missing or wrong. Send `Authorization: Bearer TOKEN`.")
+	SignatureInvalid = define(API, "signature_invalid", http.StatusForbidden, "Invalid signature",
+		"The URL was not signed for this request, was changed, or was signed before the node's token changed. Use the URL and the method exactly as the API returned them.")
+	SignatureExpired = define(API, "signature_expired", http.StatusForbidden, "Signed URL expired",
+		"The signed URL has expired. Get a new one with `POST /sandbox/{id}/files/url` or `POST /sandbox/{id}/terminal/url`.")
+	OriginNotAllowed = define(API, "origin_not_allowed", http.StatusForbidden, "Origin not allowed",
+		"The signed URL of a terminal is not for web pages of this origin. Send `origin` to `POST /sandbox/{id}/terminal/url`.")
 	RouteNotFound = define(API, "route_not_found", http.StatusNotFound, "Route not found",
 		"The API has no route with this path. (A missing sandbox is `sandbox_not_found`.)")
 	MethodNotAllowed = define(API|Preview|outbound, "method_not_allowed", http.StatusMethodNotAllowed, "Method not allowed",
@@ -120,7 +126,7 @@ var (
 	ImageNotAllowed = define(API, "image_not_allowed", http.StatusUnprocessableEntity, "Image not allowed",
 		"The node's configuration does not allow the image. `GET /node` lists the images that it allows.")
 	ImageUnavailable = define(API, "image_unavailable", http.StatusUnprocessableEntity, "Image not available",
-		"The image is not on the node and could not be pulled. `detail` has the error of the image registry.")
+		"The image is not on the node and could not be pulled. `detail` has the error of the image registry, or the command that builds the image.")
 	QuarantineNotFound = define(API, "quarantine_not_found", http.StatusNotFound, "Not in quarantine",
 		"No container with this id is in quarantine. `GET /node` lists those that are.")
 	PortNotExposed = define(API, "port_not_exposed", http.StatusNotFound, "Port not exposed",
@@ -140,7 +146,11 @@ var (
 	PathNotFound = define(API, "path_not_found", http.StatusNotFound, "Path not found",
 		"The sandbox has no file or directory with this path.")
 	PathExists = define(API, "path_exists", http.StatusConflict, "Path exists",
-		"A directory with this path exists and cannot be replaced.")
+		"A directory with this path exists and cannot be replaced, or a file with this path exists and the request has `create_new`.")
+	FileConflict = define(API, "file_conflict", http.StatusPreconditionFailed, "File changed meanwhile",
+		"The file does not have an ETag of `If-Match`, or has one of `If-None-Match`. The header `ETag` has the present one. Read the file, make the change again, and send its new ETag.")
+	DigestMismatch = define(API, "digest_mismatch", http.StatusBadRequest, "Digest mismatch",
+		"The body does not have the SHA-256 of `Content-Digest` or `Repr-Digest`. The file is unchanged. Send it again.")
 	PathNotDirectory = define(API, "path_not_directory", http.StatusConflict, "Not a directory",
 		"The path, or a part of it, is not a directory.")
 	PathIsDirectory = define(API, "path_is_directory", http.StatusConflict, "Is a directory",
@@ -155,16 +165,80 @@ var (
 		"The request exceeds a limit of the sandbox, such as 4 MiB for a command with its environment.")
 	ArchiveUnsafe = define(API, "archive_unsafe", http.StatusUnprocessableEntity, "Unsafe archive",
 		"An entry of the archive has `..`, an absolute path, or a link that leads out of the directory. Earlier entries are unpacked.")
+	SessionNotFound = define(API, "session_not_found", http.StatusNotFound, "Session not found",
+		"The sandbox has no session with this id.")
+	SessionLost = define(API, "session_lost", http.StatusGone, "Session has ended",
+		"The shell of the session has ended, or the sandbox has stopped and its sessions with it: the detail has the reason. Open the session again.")
+	SessionBusy = define(API, "session_busy", http.StatusConflict, "Session busy",
+		"The command did not run: the session ran others until its `timeout`, or 32 commands are waiting. Wait, interrupt the session, or use another one.")
+	SessionExists = define(API, "session_exists", http.StatusConflict, "Session exists",
+		"A session with this id is open. Use it, use another id, or close it first.")
+	SessionLimitExceeded = define(API, "session_limit_exceeded", http.StatusConflict, "Too many sessions",
+		"The sandbox has 128 sessions. Close one.")
+	ContextNotFound = define(API, "context_not_found", http.StatusNotFound, "Context not found",
+		"The sandbox has no context with this id.")
+	ContextLost = define(API, "context_lost", http.StatusGone, "Context has ended",
+		"The interpreter of the context has ended, or the sandbox has stopped and its contexts with it: the detail has the reason. Restart the context, without its state.")
+	ContextBusy = define(API, "context_busy", http.StatusConflict, "Context busy",
+		"The code was not executed: the context executed other code until its `timeout`. Wait, interrupt the context, or use another one.")
+	ContextExists = define(API, "context_exists", http.StatusConflict, "Context exists",
+		"A context with this id exists. Use it, use another id, or close it first.")
+	ContextLimitExceeded = define(API, "context_limit_exceeded", http.StatusConflict, "Too many contexts",
+		"The sandbox has 16 contexts. Close one.")
+	InterpreterNotInstalled = define(API, "interpreter_not_installed", http.StatusNotImplemented, "Interpreter not installed",
+		"The image of the sandbox does not have the interpreter of the language. The detail has the image to use, and what to install.")
+	InterpreterFailed = define(API, "interpreter_failed", http.StatusBadGateway, "Interpreter failed",
+		"The interpreter ended before it could execute code. The detail has the end of its output.")
 	ProcessNotFound = define(API, "process_not_found", http.StatusNotFound, "Process not found",
 		"The sandbox has no process with this id or name, or the process has ended and cannot be signaled.")
 	ProcessExists = define(API, "process_exists", http.StatusConflict, "Process exists",
 		"A process with this name is running. Use another name, or end that process first.")
 	ProcessLimitExceeded = define(API, "process_limit_exceeded", http.StatusConflict, "Too many processes",
 		"The sandbox runs 256 background processes, or as many processes as its size allows.")
+	TerminalNotFound = define(API, "terminal_not_found", http.StatusNotFound, "Terminal not found",
+		"The sandbox has no terminal with this id.")
+	TerminalLost = define(API, "terminal_lost", http.StatusGone, "Terminal ended with its sandbox",
+		"The sandbox has stopped, for the reason in the detail, and its terminals with it. Connect without `since` to open a new one.")
+	TerminalLimitExceeded = define(API, "terminal_limit_exceeded", http.StatusConflict, "Too many terminals",
+		"The sandbox has 128 terminals, or the terminal has 32 clients.")
+	WatchLimitExceeded = define(API, "watch_limit_exceeded", http.StatusConflict, "Too many watches",
+		"The sandbox has 16 watches, or they have 32,768 directories or as many as its size allows. Close one, exclude directories, or watch without `recursive`.")
+	ProcessNotReady = define(API, "process_not_ready", http.StatusGatewayTimeout, "Process not ready",
+		"The condition did not hold within `timeout`. The process runs on. `detail` has what the last check found, and `process` up to 20 lines or 4 KiB of its output.")
 	GuestLost = define(API, "guest_lost", http.StatusBadGateway, "Sandbox stopped during the request",
 		"The sandbox ended or stopped before the request was complete. The result of a command is unknown. The sandbox's events have the cause.")
 	GuestError = define(API, "guest_error", http.StatusBadGateway, "Sandbox failed",
 		"The sandbox sent an invalid response. The node's log has the cause.")
+)
+
+// Git.
+var (
+	GitNotInstalled = define(API, "git_not_installed", http.StatusNotImplemented, "Git not installed",
+		"The sandbox has no program `git` in its PATH. Install the package `git` of its distribution, or use the image `base`, which has it.")
+	GitAuthenticationFailed = define(API, "git_authentication_failed", http.StatusForbidden, "Git authentication failed",
+		"The server wants credentials, or refuses those that a policy added. Many servers respond like this for repositories that do not exist, too. Store the credential as a secret, and add it to requests by a rule with the policy `basic`.")
+	GitRepositoryNotFound = define(API, "git_repository_not_found", http.StatusNotFound, "Repository not found",
+		"The address or the remote does not lead to a repository, or to one that the credentials may not read.")
+	GitRefNotFound = define(API, "git_ref_not_found", http.StatusNotFound, "Branch, tag or commit not found",
+		"The repository does not have the branch, tag or commit.")
+	GitNetworkFailed = define(API, "git_network_failed", http.StatusBadGateway, "Transfer from or to the git server failed",
+		"The server cannot be reached, failed, or closed the connection. Try again; `GET /sandbox/{id}/egress/flows` has the connections.")
+	GitTimeout = define(API, "git_timeout", http.StatusGatewayTimeout, "Git timed out",
+		"Git was killed because it did not end within `timeout`. Use a longer one, or a smaller `depth`.")
+	GitConflict = define(API, "git_conflict", http.StatusConflict, "Conflict in the repository",
+		"Local changes, unmerged files, an existing branch or diverged histories prevent the operation; `detail` names them. Nothing was merged. If a push is refused because the remote branch has other commits, pull first, or use `force`.")
+	GitPushDenied = define(API, "git_push_denied", http.StatusForbidden, "Push denied by the server",
+		"The server refused to update the branch, such as because it is protected. `detail` has the server's message.")
+	GitChangesRequired = define(API, "git_changes_required", http.StatusConflict, "Nothing to commit",
+		"No change is staged. Use `all` or `files`, or `allow_empty`.")
+	GitAuthorRequired = define(API, "git_author_required", http.StatusUnprocessableEntity, "Author missing",
+		"Git's configuration in the sandbox has no name and email address. Send `author`.")
+	GitBusy = define(API, "git_busy", http.StatusConflict, "Repository locked",
+		"Another git process changes the repository, or one was killed and left a lock file, which `detail` names.", retryAfter(1))
+	GitFailed = define(API, "git_failed", http.StatusUnprocessableEntity, "Git failed",
+		"Git ended with an error that has no code of its own. `detail` has its message.")
+	GitPathInvalid = define(API, "git_path_invalid", http.StatusConflict, "Not a working tree",
+		"The path is not inside of a git working tree.")
 )
 
 // The node.
@@ -215,16 +289,16 @@ var (
 		"The address is mistyped, the port is no longer exposed, or the sandbox was destroyed.")
 	SandboxNotRunning = define(Preview, "sandbox_not_running", http.StatusGone, "Sandbox not running",
 		"The port has wake mode `never`, so requests do not wake the sandbox. Wake it with the API, or expose the port with another wake mode.")
-	SandboxStopped = define(Preview, "sandbox_stopped", http.StatusServiceUnavailable, "Sandbox stopped",
-		"The sandbox is stopped, and background requests of a page, prefetches, HEAD requests and crawlers do not start it. Open or reload the page, or expose the port with wake mode `any`.", retryAfter(30))
-	SandboxAsleep = define(Preview, "sandbox_asleep", http.StatusServiceUnavailable, "Sandbox asleep",
-		"The sandbox is asleep, and prefetches do not wake it.", retryAfter(30))
+	SandboxStopped = define(API|Preview, "sandbox_stopped", http.StatusServiceUnavailable, "Sandbox stopped",
+		"The sandbox is stopped. In previews, background requests of a page, prefetches, HEAD requests and crawlers do not start it: open or reload the page, or expose the port with wake mode `any`. In the API, requests with `wake=false` do not.", retryAfter(30))
+	SandboxAsleep = define(API|Preview, "sandbox_asleep", http.StatusServiceUnavailable, "Sandbox asleep",
+		"The sandbox is asleep, and neither prefetches of previews nor requests with `wake=false` to the API wake it.", retryAfter(30))
 	WakeTimeout = define(Preview, "wake_timeout", http.StatusGatewayTimeout, "Sandbox still waking",
 		"The sandbox did not wake within `wait_timeout`. The wake continues; try again.", retryAfter(2))
 	PortNotListening = define(Preview, "port_not_listening", http.StatusBadGateway, "Port not listening",
 		"The sandbox is running, but no process in it listens on the port.")
-	ProcessExited = define(Preview, "process_exited", http.StatusBadGateway, "Process exited",
-		"No process listens on the port: every declared process has ended with an error since the sandbox started, and no other process runs. `process` describes the last one, with up to 20 lines or 4 KiB of its output except on public ports.")
+	ProcessExited = define(API|Preview, "process_exited", http.StatusBadGateway, "Process exited",
+		"In the API: the process ended before it was ready; one that is restarted has then ended several times in a row. In previews: no process listens on the port, because every declared process has ended with an error since the sandbox started, and no other process runs. `process` describes it, or the last one, with up to 20 lines or 4 KiB of its output except on public ports.")
 	ServerDisconnected = define(Preview, "server_disconnected", http.StatusBadGateway, "Server disconnected",
 		"The server in the sandbox closed the connection before its response was complete.")
 	ServerResponseInvalid = define(Preview, "server_response_invalid", http.StatusBadGateway, "Invalid response from the server",
@@ -237,8 +311,8 @@ var (
 
 // Egress.
 var (
-	EgressDenied = define(outbound, "egress_denied", http.StatusForbidden, "Denied by egress rules",
-		"A rule denies the request, or no rule allows it. `rule` names the rule.")
+	EgressDenied = define(API|outbound, "egress_denied", http.StatusForbidden, "Denied by egress rules",
+		"A rule denies the request, or no rule allows it. `rule` names the rule. The API sends it when rules deny what git requests from a server.")
 	PolicyDenied = define(outbound, "policy_denied", http.StatusForbidden, "Denied by a policy",
 		"A policy denied the request. `detail` has the policy's reason.")
 	PolicyFailed = define(outbound, "policy_failed", http.StatusForbidden, "Policy failed",

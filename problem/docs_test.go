@@ -14,6 +14,7 @@ var sections = map[string]string{
 	problem.RequestInvalid.String():              "Requests",
 	problem.SandboxNotFound.String():             "Sandboxes",
 	problem.CommandNotFound.String():             "Commands, files and processes",
+	problem.GitNotInstalled.String():             "Git",
 	problem.NodeUnavailable.String():             "The node",
 	problem.RulesInvalid.String():                "Rules, secrets and policies",
 	problem.PreviewNotFound.String():             "Previews",

@@ -60,8 +60,8 @@ type Problem struct {
 	Rule string `json:"rule,omitempty" doc:"Egress rule that refused the request, as source/name"`
 	Flow string `json:"flow,omitempty" doc:"Flow of a refused outgoing request, which identifies it in the list of flows"`
 
-	Process         *EndedProcess `json:"process,omitempty" doc:"Process that was expected to listen on the port and has ended"`
-	ContainerOutput string        `json:"container_output,omitempty" doc:"Last line that the container wrote before the sandbox failed to wake"`
+	Process         *FailedProcess `json:"process,omitempty" doc:"Process that was expected to listen on the port, or to be ready, and has ended or is not"`
+	ContainerOutput string         `json:"container_output,omitempty" doc:"Last line that the container wrote before the sandbox failed to wake"`
 
 	header http.Header
 }
@@ -73,10 +73,11 @@ type FieldError struct {
 	Hint     string `json:"hint,omitempty" doc:"How to fix it"`
 }
 
-// EndedProcess is a background process that ended with an error.
-type EndedProcess struct {
+// FailedProcess is a background process that has ended, or is not ready in time.
+type FailedProcess struct {
+	ID       string `json:"id,omitempty" doc:"Id of the process; missing in previews"`
 	Name     string `json:"name" doc:"Name of the process"`
-	ExitCode *int   `json:"exit_code,omitempty" nullable:"false" doc:"Its exit code; missing if a signal ended it"`
+	ExitCode *int   `json:"exit_code,omitempty" nullable:"false" doc:"Its exit code; missing if a signal ended it, or if it runs"`
 	Signal   string `json:"signal,omitempty" doc:"Signal that ended it, such as SIGKILL"`
 	Output   string `json:"output,omitempty" doc:"Its last lines of output; missing on public ports"`
 }

@@ -22,8 +22,8 @@ import (
 // closed list keeps codes alike.
 var endings = []string{
 	"ambiguous", "asleep", "built_in", "busy", "conflict", "denied", "destroyed", "disconnected", "error", "exhausted",
-	"exists", "exited", "failed", "full", "in_use", "incomplete", "invalid", "is_directory", "limit_exceeded", "lost", "malformed",
-	"misdirected", "mismatch", "not_allowed", "not_directory", "not_empty", "not_executable", "not_exposed", "not_found",
+	"exists", "exited", "expired", "failed", "full", "in_use", "incomplete", "invalid", "is_directory", "limit_exceeded", "lost", "malformed",
+	"misdirected", "mismatch", "not_allowed", "not_directory", "not_empty", "not_executable", "not_exposed", "not_found", "not_installed",
 	"not_listening", "not_permitted", "not_ready", "not_running", "not_satisfiable", "required", "stopped", "timeout", "too_large",
 	"too_long", "unavailable", "unreachable", "unreadable", "unsafe", "unsupported",
 }
@@ -75,7 +75,7 @@ func TestDocumentOfAProblem(t *testing.T) {
 	code := 1
 	full := New(ProcessExited, "no process listens on the port").WithErrors(FieldError{"body.name", "is empty", "set a name"}).
 		WithFlow("api.example.com", "owner/example", "hocl097cxn").For("G2MGFUZCA7UASKWV")
-	full.Process = &EndedProcess{Name: "web", ExitCode: &code, Signal: "SIGKILL", Output: "killed"}
+	full.Process = &FailedProcess{Name: "web", ExitCode: &code, Signal: "SIGKILL", Output: "killed"}
 	full.ContainerOutput = "out of memory"
 	for _, test := range []struct {
 		name    string

@@ -19,7 +19,7 @@ var otherWords = map[string][]string{
 	"caddymodule":     {"wake_timeout"}, // an option
 	"api/types":       {"wake_failed", "sleep_failed", "process_exited"},
 	"runtime/sandbox": {"wake_failed", "sleep_failed", "process_exited", "wake_timeout"},
-	"runtime/guest":   {"path_not_found", "process_not_found", "directory_not_empty", "command_not_found", "command_not_executable", "port_not_ready", "guest_error"}, // the guest's own codes
+	"runtime/guest":   {"path_not_found", "process_not_found", "terminal_not_found", "session_not_found", "session_lost", "session_busy", "directory_not_empty", "command_not_found", "command_not_executable", "port_not_ready", "guest_error"}, // the guest's own codes
 }
 
 // TestNoCodeIsSpelledOut: a program that sends or compares a code uses this package's

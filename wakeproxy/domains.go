@@ -2,6 +2,7 @@ package wakeproxy
 
 import (
 	"fmt"
+	"net"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,6 +22,9 @@ var domainLabel = regexp.MustCompile(`\A[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\z`)
 func ValidateDomain(domain string) error {
 	if len(domain) > maxDomain {
 		return fmt.Errorf("%.80q… is too long; use at most %d characters", domain, maxDomain)
+	}
+	if domain == "localhost" || net.ParseIP(domain) != nil {
+		return fmt.Errorf("%q has no subdomains; use a domain such as preview.example.com", domain)
 	}
 	for label := range strings.SplitSeq(domain, ".") {
 		if !domainLabel.MatchString(label) {

@@ -11,7 +11,7 @@ import (
 func TestValidateDomain(t *testing.T) {
 	for domain, valid := range map[string]bool{
 		"preview.example.com": true, "xn--bcher-kva.test": true, "a": true,
-		"": false, "a..b": false, "foo_bar.test": false, "Upper.test": false, "-a.test": false, "a.test.": false,
+		"": false, "localhost": false, "127.0.0.1": false, "a..b": false, "foo_bar.test": false, "Upper.test": false, "-a.test": false, "a.test.": false,
 		strings.Repeat("a", 64) + ".test": false, strings.Repeat("a.", 94) + "b": true, strings.Repeat("a.", 95) + "b": false,
 	} {
 		if err := wakeproxy.ValidateDomain(domain); valid != (err == nil) {

@@ -56,7 +56,10 @@ func (x *exchange) foundH2C(ctx context.Context, err error) bool {
 	}
 	h2c, conclusive := x.probeH2C(ctx)
 	if conclusive {
-		x.proxy.hosts.noteH2C(key, h2c)
+		x.proxy.hosts.update(key, func(check hostCheck) hostCheck {
+			check.probed, check.h2c = true, h2c
+			return check
+		})
 	}
 	return h2c
 }

@@ -22,7 +22,7 @@ type Next func(w http.ResponseWriter, r *http.Request) error
 
 // Options of a Handler. Zero values mean the defaults.
 type Options struct {
-	// Domains under which previews live, such as "preview.example.com".
+	// Domains under which previews live, such as "preview.example.com", in lower case.
 	Domains []string
 	// WaitTimeout is how long a request waits for a wake, and for the port to
 	// accept connections after a cold one: default 30 s, below the 60 s after
@@ -47,10 +47,6 @@ func (o Options) withDefaults() Options {
 	o.MaxRequestsPerSandbox = cmp.Or(o.MaxRequestsPerSandbox, 4096)
 	if o.Trusted == nil {
 		o.Trusted = func(*http.Request) bool { return false }
-	}
-	o.Domains = slices.Clone(o.Domains)
-	for i, d := range o.Domains {
-		o.Domains[i] = strings.TrimSuffix(lowerASCII(d), ".")
 	}
 	return o
 }
@@ -112,7 +108,7 @@ func (h *Handler) forward(ctx context.Context, x *exchange, w http.ResponseWrite
 	}
 	out := r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
 	out.Host = canonicalHost(r.Host)
-	out.Header = x.requestHeader(r.Header, h.opts.Trusted(r))
+	out.Header = requestHeader(r.Header, h.opts.Trusted(r))
 	return h.next(w, out)
 }
 

@@ -8,7 +8,7 @@ import (
 // requestHeader returns the visitor's headers that the app gets. Authorization and
 // cookies belong to the app and pass; the visitor's claims about proxies and about
 // doze do not. The reverse proxy adds the true ones.
-func (x *exchange) requestHeader(header http.Header, trusted bool) http.Header {
+func requestHeader(header http.Header, trusted bool) http.Header {
 	out := header.Clone()
 	for key := range out {
 		name := strings.ReplaceAll(lowerASCII(key), "_", "-")
@@ -40,16 +40,10 @@ var proxyHeaders = map[string]bool{
 	"x-host": true, "x-http-host-override": true, "x-rewrite-url": true, "x-scheme": true, "x-url-scheme": true, "front-end-https": true,
 }
 
-// responseHeader rewrites the header of the app's response: only the node reports
-// wakes, a redirect to the app's own address leads back to the preview, and a cookie
-// belongs to this preview alone.
-func (x *exchange) responseHeader(header http.Header) {
-	x.cleanHeader(header, x.names)
-	x.noteWake(header)
-}
-
-// cleanHeader is for every header that comes from the app, including a 103's.
-func (x *exchange) cleanHeader(header http.Header, n names) {
+// cleanHeader rewrites a header that comes from the app, be it a 103's: only the node
+// reports wakes, a redirect to the app's own address leads back to the preview, and a
+// cookie belongs to this preview alone.
+func cleanHeader(header http.Header, n names) {
 	for key := range header {
 		if strings.HasPrefix(key, "Doze-") {
 			delete(header, key)

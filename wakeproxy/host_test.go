@@ -100,7 +100,7 @@ func FuzzResponseHeader(f *testing.F) {
 	f.Fuzz(func(t *testing.T, cookie, location string, rewrite bool) {
 		x := &exchange{names: names{origin: origin, port: 3000, rewrite: rewrite}}
 		header := http.Header{"Set-Cookie": {cookie}, "Location": {location}, "Doze-Wake": {cookie}}
-		x.cleanHeader(header, x.names)
+		cleanHeader(header, x.names)
 		if parsed, err := http.ParseSetCookie(header.Get("Set-Cookie")); err == nil && parsed.Domain != "" {
 			t.Errorf("the cookie %q became %q", cookie, header.Get("Set-Cookie"))
 		}

@@ -43,23 +43,6 @@ func (c *hostChecks) get(key gateKey) hostCheck {
 	return c.known[key]
 }
 
-// noteH2C stores whether the server speaks HTTP/2 without TLS.
-func (c *hostChecks) noteH2C(key gateKey, h2c bool) {
-	c.update(key, func(check hostCheck) hostCheck {
-		check.probed, check.h2c = true, h2c
-		return check
-	})
-}
-
-// firstWarning reports whether this is its first call for a server.
-func (c *hostChecks) firstWarning(key gateKey) bool {
-	before := c.update(key, func(check hostCheck) hostCheck {
-		check.warned = true
-		return check
-	})
-	return !before.warned
-}
-
 // note stores the result of a request. first reports whether the server has just
 // been found to refuse the preview's host.
 func (c *hostChecks) note(key gateKey, accepted, rewrite bool) (first bool) {
@@ -150,24 +133,28 @@ func refusesHost(req *http.Request, res *http.Response, err error) bool {
 	return false
 }
 
+// roundTripOnce sends a request under the name that the port's mode says.
 func (x *exchange) roundTripOnce(req *http.Request, bodyless bool) (*http.Response, error) {
 	if x.port.Host == sandbox.HostRewrite || x.port.Host == sandbox.HostPreserve {
 		x.names.rewrite = x.port.Host == sandbox.HostRewrite
-		res, err := x.attempt(req, bodyless)
-		return x.warnOfOrigin(req, res, err)
+		return x.attempt(req, bodyless)
 	}
-	res, err := x.roundTripAuto(req, bodyless)
-	return x.warnOfOrigin(req, res, err)
+	return x.roundTripAuto(req, bodyless)
 }
 
 // warnOfOrigin logs, once for each run of the container, that a server refuses a
 // request of its own page: a server unaware of the TLS in front of it takes the page
 // for another site's. The request is not sent again, for it may have had an effect.
-func (x *exchange) warnOfOrigin(req *http.Request, res *http.Response, err error) (*http.Response, error) {
-	if err == nil && res.StatusCode == http.StatusForbidden && !x.names.rewrite && !repeatable(req) &&
-		req.Header.Get("Origin") == x.names.origin && x.proxy.hosts.firstWarning(x.gateKey()) {
+func (x *exchange) warnOfOrigin(req *http.Request, res *http.Response) {
+	if res.StatusCode != http.StatusForbidden || x.names.rewrite || repeatable(req) || req.Header.Get("Origin") != x.names.origin {
+		return
+	}
+	before := x.proxy.hosts.update(x.gateKey(), func(check hostCheck) hostCheck {
+		check.warned = true
+		return check
+	})
+	if !before.warned {
 		x.proxy.log.Warn("server refuses a request from its own page; if it compares Origin with its own scheme, expose the port with host rewrite",
 			"sandbox", x.id, "port", x.port.Port, "method", req.Method)
 	}
-	return res, err
 }

@@ -26,20 +26,14 @@ var (
 	//go:embed problem.html
 	problemSource string
 
-	waitingPage     = renderWaitingPage()
+	waitingPage = render(template.Must(template.New("waiting").Parse(waitingSource)), map[string]any{
+		"Style": template.CSS(pageStyle), "Script": template.JS(pageScript), "WakePath": WakePath, "StatusPath": StatusPath,
+	})
 	problemTemplate = template.Must(template.New("problem").Parse(problemSource))
 
 	pagePolicy = "default-src 'none'; style-src '" + hashOf(pageStyle) + "'; script-src '" + hashOf(pageScript) +
 		"'; connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
-
-func renderWaitingPage() []byte {
-	return render(template.Must(template.New("waiting").Parse(waitingSource)), map[string]any{
-		"Style":    template.CSS(pageStyle),
-		"Script":   template.JS(pageScript),
-		"WakePath": WakePath, "StatusPath": StatusPath,
-	})
-}
 
 func render(page *template.Template, values map[string]any) []byte {
 	var b bytes.Buffer
@@ -59,9 +53,13 @@ func hashOf(text string) string {
 // page requests WakePath and reloads itself.
 func writeWaitingPage(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "1")
+	writePage(w, http.StatusServiceUnavailable, waitingPage)
+}
+
+func writePage(w http.ResponseWriter, status int, page []byte) {
 	w.Header().Set("Content-Security-Policy", pagePolicy)
 	w.Header().Set("Vary", varies)
-	writeOwn(w, "text/html; charset=utf-8", http.StatusServiceUnavailable, waitingPage)
+	writeOwn(w, "text/html; charset=utf-8", status, page)
 }
 
 // writeProblemPage responds to a browser with a problem. The page of a temporary
@@ -78,10 +76,7 @@ func writeProblemPage(w http.ResponseWriter, r *http.Request, p *problem.Problem
 			values["StatusPath"], values["Script"] = StatusPath, template.JS(pageScript)
 		}
 	}
-	page := render(problemTemplate, values)
 	maps.Copy(w.Header(), p.GetHeaders())
 	w.Header().Set(requestid.Header, p.RequestID)
-	w.Header().Set("Content-Security-Policy", pagePolicy)
-	w.Header().Set("Vary", varies)
-	writeOwn(w, "text/html; charset=utf-8", p.Status, page)
+	writePage(w, p.Status, render(problemTemplate, values))
 }

@@ -122,7 +122,7 @@ func (x *exchange) problemOf(ctx context.Context, err error) *problem.Problem {
 // preview's token only, as a public port has any visitor.
 func (x *exchange) crashProblem(ctx context.Context, process guest.Process) *problem.Problem {
 	p := problem.New(problem.ProcessExited, fmt.Sprintf("Nothing listens on the port: process %s %s.", process.Name, process.Ending()))
-	p.Process = &problem.EndedProcess{Name: process.Name, ExitCode: process.ExitCode, Signal: process.Signal}
+	p.Process = &problem.FailedProcess{Name: process.Name, ExitCode: process.ExitCode, Signal: process.Signal}
 	if lease := x.currentLease(); lease != nil && x.port.Access != sandbox.AccessPublic {
 		p.Process.Output = lease.LastOutput(ctx, process.ID)
 	}

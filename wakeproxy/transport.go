@@ -78,11 +78,13 @@ func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	x.warnOfOrigin(req, res)
 	if err := checkStatus(req, res); err != nil {
 		res.Body.Close()
 		return nil, err
 	}
-	x.responseHeader(res.Header)
+	cleanHeader(res.Header, x.names)
+	x.noteWake(res.Header)
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		return x.upgrade(res)
 	}
@@ -99,7 +101,8 @@ func (x *exchange) attempt(req *http.Request, bodyless bool) (*http.Response, er
 		first, again = x.proxy.h2c, x.proxy.h2c
 	}
 	res, err := x.send(first, req, bodyless)
-	known := h2c || isReused(err)
+	before, failed := errors.AsType[*beforeResponseError](err)
+	known := h2c || failed && before.reused
 	if err != nil && bodyless && isLost(err) {
 		if err = x.beforeRetry(req.Context(), err); err == nil {
 			res, err = x.send(again, req, bodyless)
@@ -148,7 +151,7 @@ func (x *exchange) send(over *http.Transport, req *http.Request, bodyless bool) 
 		GotFirstResponseByte: func() { answered.Store(true) },
 		// Called before the reverse proxy's own, which passes the header on.
 		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
-			x.cleanHeader(http.Header(header), names)
+			cleanHeader(http.Header(header), names)
 			return nil
 		},
 	}))
@@ -241,12 +244,6 @@ type beforeResponseError struct {
 }
 
 func (e *beforeResponseError) Unwrap() error { return e.error }
-
-// isReused reports whether the connection had served before it was lost.
-func isReused(err error) bool {
-	before, ok := errors.AsType[*beforeResponseError](err)
-	return ok && before.reused
-}
 
 // isLost reports whether the connection was refused or lost before the first
 // byte of a response.

@@ -58,7 +58,11 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 	case errors.Is(err, errStillWaking), r.Context().Err() != nil:
 		// The page reconnects, or has left.
 	default:
-		sendFailed(w, x.wakeProblem(r.Context(), err))
+		data, err := json.Marshal(x.wakeProblem(r.Context(), err))
+		if err != nil {
+			panic(err) // strings and numbers only
+		}
+		sendEvent(w, fmt.Sprintf("event: failed\ndata: %s\n\n", data))
 	}
 }
 
@@ -76,14 +80,6 @@ func (x *exchange) wakeProblem(ctx context.Context, err error) *problem.Problem 
 		}
 	}
 	return p
-}
-
-func sendFailed(w http.ResponseWriter, p *problem.Problem) {
-	data, err := json.Marshal(p)
-	if err != nil {
-		panic(err) // strings and numbers only
-	}
-	sendEvent(w, fmt.Sprintf("event: failed\ndata: %s\n\n", data))
 }
 
 // sendEvent writes and flushes text; it reports false when the client has left.

@@ -41,6 +41,45 @@ func connect(t *testing.T, cfg Config) *Client {
 	return c
 }
 
+// A node refuses an upload when it knows that it will fail, while the client still sends.
+func TestUploadReportsAnEarlyRefusal(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor != 1 {
+			t.Errorf("a transfer over %s", r.Proto)
+		}
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusInsufficientStorage)
+		fmt.Fprintf(w, `{"code":%q,"status":507}`, problem.SandboxDiskFull)
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	c := connect(t, Config{URL: server.URL + "/api/v1", CAFile: caOf(t, server)})
+	for range 10 {
+		if _, err := c.WriteFile(t.Context(), "shop", "/f", 0, io.LimitReader(zeros{}, 16<<20)); !problem.Has(err, problem.SandboxDiskFull) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// caOf returns a file with the certificate of a server.
+func caOf(t *testing.T, server *httptest.Server) string {
+	t.Helper()
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	if err := os.WriteFile(ca, cert, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
 func TestNamesUnderLocalhostLeadToTheLoopbackOverTLS(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Host == "" || !strings.HasPrefix(r.Host, "example.com.localhost") {
@@ -51,11 +90,7 @@ func TestNamesUnderLocalhostLeadToTheLoopbackOverTLS(t *testing.T) {
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	defer server.Close()
-	ca := filepath.Join(t.TempDir(), "ca.crt")
-	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	if err := os.WriteFile(ca, cert, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	ca := caOf(t, server)
 	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
 	// A proxy that must not be asked.
 	t.Setenv("HTTPS_PROXY", "http://192.0.2.1:1")

@@ -12,6 +12,7 @@ import (
 // ExecRequest is a command to run to its end.
 type ExecRequest struct {
 	types.Command
+	Session string         // id of the session that runs it; empty: none
 	Stdin   []byte         // at most MaxStdin; any size with ExecStream
 	Timeout types.Duration // 0 means the node's default, NoTimeout none
 }
@@ -29,7 +30,7 @@ const maxText = 64 << 10
 var errNoResult = errors.New("the stream ended before the command; it is unknown how the command ended")
 
 func (r ExecRequest) body() types.ExecRequest {
-	b := types.ExecRequest{Command: r.Command, Timeout: r.timeout()}
+	b := types.ExecRequest{Command: r.Command, Session: r.Session, Timeout: r.timeout()}
 	b.Stdin, b.StdinEncoding = types.Encode(r.Stdin)
 	if len(r.Stdin) > maxText { // JSON may write each byte as six
 		b.Stdin, b.StdinEncoding = base64.StdEncoding.EncodeToString(r.Stdin), types.EncodingBase64

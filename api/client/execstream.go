@@ -7,10 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/coder/websocket"
 
@@ -18,16 +15,8 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-const (
-	// maxSocketMessage limits a message of the node, which sends at most 64 KiB of
-	// output in one.
-	maxSocketMessage = 1 << 20
-	// stdinChunk limits one read of standard input.
-	stdinChunk = 32 << 10
-	// keepaliveInterval is shorter than the minute after which a node disconnects a silent
-	// client, and than the idle timeouts of proxies.
-	keepaliveInterval = 15 * time.Second
-)
+// stdinChunk limits one read of standard input.
+const stdinChunk = 32 << 10
 
 // ExecStreams are the standard streams of a command.
 type ExecStreams struct {
@@ -51,17 +40,15 @@ func (c *Client) ExecStream(ctx context.Context, idOrName string, req ExecReques
 		return types.ExecExit{}, err
 	}
 	defer conn.CloseNow()
-	conn.SetReadLimit(maxSocketMessage)
-	e := &execSocket{conn: conn, streams: streams, windowOpen: make(chan struct{}, 1)}
-	var cancel context.CancelCauseFunc
-	e.ctx, cancel = context.WithCancelCause(ctx)
-	e.fail = cancel
+	e := &execSocket{socket: newSocket(ctx, conn), streams: streams, windowOpen: make(chan struct{}, 1)}
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	defer cancel(nil)
-	watching.Go(e.watch) // ended by cancel
+	defer e.fail(nil)
+	watching.Go(func() { // ended by fail
+		e.watch(func() { e.send(types.Keepalive{Type: types.ExecMessageTypeKeepalive}) }, errNodeSilent)
+	})
 	err = e.send(types.ExecCommand{
-		Type: types.ExecMessageTypeExec, Command: req.Command, Timeout: req.timeout(), StreamStdin: streams.Stdin != nil,
+		Type: types.ExecMessageTypeExec, Command: req.Command, Session: req.Session, Timeout: req.timeout(), StreamStdin: streams.Stdin != nil,
 	})
 	if err != nil {
 		return types.ExecExit{}, e.explain(err)
@@ -71,22 +58,6 @@ func (c *Client) ExecStream(ctx context.Context, idOrName string, req ExecReques
 		return types.ExecExit{}, e.explain(err)
 	}
 	return result, nil
-}
-
-// openSocket connects to a route that is a WebSocket.
-func (c *Client) openSocket(ctx context.Context, path string) (*websocket.Conn, error) {
-	header := http.Header{}
-	c.identify(header)
-	conn, resp, err := websocket.Dial(ctx, c.base+path, &websocket.DialOptions{HTTPClient: c.websocket, HTTPHeader: header})
-	switch {
-	case err == nil:
-		return conn, nil
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	case resp != nil:
-		return nil, readError(resp)
-	}
-	return nil, c.unreachable(err)
 }
 
 // execMessage is a text message of the node, of any type.
@@ -100,53 +71,27 @@ type execMessage struct {
 
 // execSocket is the WebSocket of one command.
 type execSocket struct {
-	conn    *websocket.Conn
+	*socket
 	streams ExecStreams
-	ctx     context.Context
-	fail    context.CancelCauseFunc
 
 	mu         sync.Mutex
 	window     int           // bytes of input that may be sent
 	stdinEnded bool          // no more may be sent
 	windowOpen chan struct{} // has an element after either has changed
-
-	received atomic.Int64 // messages
-	writing  atomic.Bool  // to Stdout or Stderr, so that no message is read
 }
 
 // errNodeSilent means that the connection is open, but the node does not respond.
 var errNodeSilent = errors.New("the node does not respond any more; it is unknown how the command ended")
-
-// explain returns why the exec has failed.
-func (e *execSocket) explain(err error) error {
-	if cause := context.Cause(e.ctx); cause != nil {
-		return cause
-	}
-	return err
-}
-
-func (e *execSocket) send(message any) error {
-	b, err := json.Marshal(message)
-	if err != nil {
-		return err
-	}
-	return e.conn.Write(e.ctx, websocket.MessageText, b)
-}
 
 // receive writes output until the command has ended.
 func (e *execSocket) receive() (types.ExecExit, error) {
 	var message bytes.Buffer
 	message.Grow(64 << 10)
 	for {
-		kind, r, err := e.conn.Reader(e.ctx)
-		if err == nil {
-			message.Reset()
-			_, err = message.ReadFrom(r)
-		}
+		kind, err := e.read(&message)
 		if err != nil {
 			return types.ExecExit{}, fmt.Errorf("%w (%w)", errNoResult, err)
 		}
-		e.received.Add(1)
 		buf := message.Bytes() // until the next message
 		if kind == websocket.MessageBinary {
 			if err := e.writeOutput(buf); err != nil {
@@ -193,8 +138,8 @@ func (e *execSocket) writeOutput(message []byte) error {
 	if w == nil {
 		return nil
 	}
-	e.writing.Store(true)
-	defer e.writing.Store(false)
+	e.busy.Store(true)
+	defer e.busy.Store(false)
 	_, err := w.Write(message[1:])
 	return err
 }
@@ -256,30 +201,5 @@ func (e *execSocket) updateWindow(n int, end bool) {
 	select {
 	case e.windowOpen <- struct{}{}:
 	default:
-	}
-}
-
-// watch keeps the connection alive, and detects that the node does not respond. While
-// output is written, no message is read, not even the pong of a ping.
-func (e *execSocket) watch() {
-	ticker := time.NewTicker(keepaliveInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-e.ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		if e.writing.Load() {
-			e.send(types.Keepalive{Type: types.ExecMessageTypeKeepalive})
-			continue
-		}
-		before := e.received.Load()
-		ctx, cancel := context.WithTimeout(e.ctx, keepaliveInterval)
-		err := e.conn.Ping(ctx)
-		cancel()
-		if err != nil && !e.writing.Load() && e.received.Load() == before {
-			e.fail(errNodeSilent)
-		}
 	}
 }

@@ -31,6 +31,12 @@ func (c *Client) StopProcess(ctx context.Context, idOrName, process, signal stri
 	return fetch[types.Process](ctx, c, r)
 }
 
+// WaitProcess waits until a process, by its id or name, is ready. The error of a process that
+// is not is a *problem.Problem with problem.ProcessNotReady or problem.ProcessExited.
+func (c *Client) WaitProcess(ctx context.Context, idOrName, process string, condition types.ReadyCondition) (types.ReadyProcess, error) {
+	return fetch[types.ReadyProcess](ctx, c, request{method: http.MethodPost, path: sandboxPath(idOrName, "process", url.PathEscape(process), "wait"), body: condition})
+}
+
 // Log is a chunk of a process's output, or a gap in it. The last one of a followed log has
 // only Exit: the process after its end.
 type Log struct {

@@ -106,3 +106,17 @@ func (c *Client) Adopt(ctx context.Context, id, name string) (types.Sandbox, err
 func (c *Client) DeleteQuarantined(ctx context.Context, id string) error {
 	return c.delete(ctx, "/node/quarantine/"+url.PathEscape(id))
 }
+
+// Environment returns the environment of the commands of a sandbox, beyond the image's. It never
+// wakes the sandbox.
+func (c *Client) Environment(ctx context.Context, idOrName string) (map[string]string, error) {
+	env, err := fetch[types.Environment](ctx, c, request{path: sandboxPath(idOrName, "env")})
+	return env.Env, err
+}
+
+// UpdateEnvironment sets variables for later commands, processes, terminals and sessions of a
+// sandbox, removes those that are nil, and returns all of them. It never wakes the sandbox.
+func (c *Client) UpdateEnvironment(ctx context.Context, idOrName string, changes map[string]*string) (map[string]string, error) {
+	env, err := fetch[types.Environment](ctx, c, request{method: http.MethodPatch, path: sandboxPath(idOrName, "env"), body: types.UpdateEnvironmentRequest{Env: changes}})
+	return env.Env, err
+}

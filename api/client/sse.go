@@ -13,8 +13,8 @@ import (
 )
 
 // maxMessage limits one server-sent event. A node sends at most 64 KiB of output
-// in one, which JSON may make six times as long.
-const maxMessage = 8 << 20
+// in one, which JSON may make six times as long, and a value of code of up to 16 MiB.
+const maxMessage = 20 << 20
 
 // message is one server-sent event.
 type message struct {

@@ -4,19 +4,20 @@ import "time"
 
 // Event is an entry of a sandbox's timeline. Fields from Kind on depend on Type.
 type Event struct {
-	Seq        uint64      `json:"seq" doc:"Number of the event, rising within a sandbox"`
-	Type       EventType   `json:"type" doc:"What happened"`
-	Time       time.Time   `json:"time" doc:"When it happened"`
-	Sandbox    string      `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
-	Kind       WakeKind    `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
-	DurationMS float64     `json:"duration_ms,omitempty" doc:"Of created and woke: how long it took, in milliseconds"`
-	Cause      Cause       `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
-	Reason     StateReason `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started"`
-	Error      string      `json:"error,omitempty" doc:"Description of what went wrong, for people"`
-	Port       uint16      `json:"port,omitempty" doc:"Of port_exposed and port_closed: the port"`
-	Process    *Process    `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
-	Progress   string      `json:"progress,omitempty" doc:"Of image_pull_progress: a line for people"`
-	Until      time.Time   `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
+	Seq        uint64         `json:"seq" doc:"Number of the event, rising within a sandbox"`
+	Type       EventType      `json:"type" doc:"What happened"`
+	Time       time.Time      `json:"time" doc:"When it happened"`
+	Sandbox    string         `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
+	Kind       WakeKind       `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
+	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created and woke: how long it took, in milliseconds"`
+	Cause      Cause          `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
+	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started"`
+	Error      string         `json:"error,omitempty" doc:"Description of what went wrong, for people"`
+	Port       uint16         `json:"port,omitempty" doc:"Of port_exposed, port_unexposed, port_opened and port_closed: the port"`
+	Listening  *ListeningPort `json:"listening,omitempty" doc:"Of port_opened and port_closed: what listens, or listened"`
+	Process    *Process       `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
+	Progress   string         `json:"progress,omitempty" doc:"Of image_pull_progress: a line for people"`
+	Until      time.Time      `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
 }
 
 // EventType is what happened. The server-sent event of an Event has the same name.
@@ -33,7 +34,9 @@ const (
 	EventTypeProcessStarted    EventType = "process_started"
 	EventTypeProcessExited     EventType = "process_exited"
 	EventTypePortExposed       EventType = "port_exposed"
-	EventTypePortClosed        EventType = "port_closed"
+	EventTypePortUnexposed     EventType = "port_unexposed"
+	EventTypePortOpened        EventType = "port_opened" // a process began to listen
+	EventTypePortClosed        EventType = "port_closed" // it ceased to listen
 	EventTypeUpdated           EventType = "updated"
 	EventTypeAdopted           EventType = "adopted" // from quarantine
 	EventTypeDiskLost          EventType = "disk_lost"
@@ -44,7 +47,8 @@ const (
 func (EventType) Values() []EventType {
 	return []EventType{
 		EventTypeCreated, EventTypeImagePullProgress, EventTypeWoke, EventTypeSlept, EventTypeStopped, EventTypeWakeFailed, EventTypeHeld,
-		EventTypeProcessStarted, EventTypeProcessExited, EventTypePortExposed, EventTypePortClosed, EventTypeUpdated, EventTypeAdopted,
+		EventTypeProcessStarted, EventTypeProcessExited, EventTypePortExposed, EventTypePortUnexposed, EventTypePortOpened, EventTypePortClosed,
+		EventTypeUpdated, EventTypeAdopted,
 		EventTypeDiskLost, EventTypeDestroyed,
 	}
 }
@@ -68,6 +72,9 @@ const (
 	CauseExec      Cause = "exec"
 	CauseFiles     Cause = "files"
 	CauseProcess   Cause = "process"
+	CauseTerminal  Cause = "terminal"
+	CauseSession   Cause = "session"
+	CauseContext   Cause = "context"
 	CauseWebSocket Cause = "websocket"
 	CauseEgress    Cause = "egress"    // data on a connection that it made
 	CauseRequested Cause = "requested" // a call that wakes it
@@ -75,7 +82,7 @@ const (
 
 // Values returns all causes.
 func (Cause) Values() []Cause {
-	return []Cause{CausePreview, CauseExec, CauseFiles, CauseProcess, CauseWebSocket, CauseEgress, CauseRequested}
+	return []Cause{CausePreview, CauseExec, CauseFiles, CauseProcess, CauseTerminal, CauseSession, CauseContext, CauseWebSocket, CauseEgress, CauseRequested}
 }
 
 // EventList is a page of a sandbox's timeline.

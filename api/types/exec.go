@@ -31,9 +31,10 @@ func (Encoding) Values() []Encoding { return []Encoding{EncodingUTF8, EncodingBa
 // ExecRequest runs a command to its end.
 type ExecRequest struct {
 	Command
+	Session        string    `json:"session,omitempty" maxLength:"64" doc:"Id of the session that runs the command; it has neither cwd nor env then. Commands of a session run one after the other" example:"dev"`
 	Stdin          string    `json:"stdin,omitempty" doc:"Standard input"`
 	StdinEncoding  Encoding  `json:"stdin_encoding,omitempty" default:"utf-8" doc:"Encoding of stdin"`
-	Timeout        *Duration `json:"timeout,omitempty" doc:"Time after which the whole process tree is killed. At most 24h; 0s: none; default: 10m without stream, none with it"`
+	Timeout        *Duration `json:"timeout,omitempty" doc:"Time after which the whole process tree is killed. In a session it includes the time for which the command waits for others, and interrupts the command: SIGINT, and SIGKILL after 2 s. At most 24h; 0s: none; default: 10m without stream, none with it"`
 	Stream         bool      `json:"stream,omitempty" doc:"Respond with server-sent events while the command runs"`
 	MaxOutputBytes int       `json:"max_output_bytes,omitempty" minimum:"1" maximum:"10485760" default:"1048576" doc:"Maximum number of bytes to return of stdout and of stderr; ignored with stream"`
 }
@@ -135,7 +136,8 @@ func (ExecMessageType) Values() []ExecMessageType {
 type ExecCommand struct {
 	Type ExecMessageType `json:"type" enum:"exec" doc:"Type of the message"`
 	Command
-	Timeout     *Duration `json:"timeout,omitempty" doc:"Time after which the whole process tree is killed. At most 24h; default: none"`
+	Session     string    `json:"session,omitempty" maxLength:"64" doc:"Id of the session that runs the command; it has neither cwd nor env then" example:"dev"`
+	Timeout     *Duration `json:"timeout,omitempty" doc:"Time after which the whole process tree is killed, or the command of a session is interrupted. At most 24h; default: none"`
 	StreamStdin bool      `json:"stream_stdin,omitempty" doc:"Whether standard input follows in binary messages; otherwise it is empty"`
 }
 

@@ -80,9 +80,10 @@ func (WebSocketMode) Values() []WebSocketMode {
 	return []WebSocketMode{WebSocketModeSleep, WebSocketModeKeepAwake}
 }
 
-// PortList is the exposed ports of a sandbox.
+// PortList is the ports of a sandbox.
 type PortList struct {
-	Ports []Port `json:"ports" nullable:"false" doc:"Exposed ports"`
+	Ports     []Port          `json:"ports" nullable:"false" doc:"Exposed ports"`
+	Listening []ListeningPort `json:"listening" nullable:"false" doc:"Ports on which processes listen, as last known, at most 100; none while the sandbox is stopped"`
 }
 
 // ExposePortRequest exposes a port, or changes the modes of an exposed one.

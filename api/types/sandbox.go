@@ -13,7 +13,7 @@ type Sandbox struct {
 	State        State             `json:"state" doc:"Whether the sandbox is starting, running, asleep, stopped or destroyed"`
 	StateSince   time.Time         `json:"state_since" doc:"When the sandbox entered its state"`
 	StateReason  StateReason       `json:"state_reason,omitempty" doc:"Why the sandbox entered its state; missing if it was created or woken"`
-	Env          map[string]string `json:"env,omitempty" doc:"Environment of all its commands and processes; missing in lists"`
+	Env          map[string]string `json:"env,omitempty" doc:"Environment of all its commands and processes, beyond the image's; missing in lists. PATCH …/env changes it"`
 	Labels       map[string]string `json:"labels" doc:"The owner's labels"`
 	SleepAfter   Duration          `json:"sleep_after" doc:"Idle time after which the sandbox goes to sleep; 0s: never by itself"`
 	StopAfter    Duration          `json:"stop_after" doc:"Time asleep after which the sandbox is stopped; 0s: never by itself"`
@@ -126,6 +126,7 @@ type CreateSandboxRequest struct {
 	SleepAfter *Duration         `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never; default: the node's"`
 	StopAfter  *Duration         `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never; default: the node's"`
 	TTL        *Duration         `json:"ttl,omitempty" doc:"Time after which the sandbox is destroyed with its files, even if it is in use; 0s: never, which is the default" example:"24h"`
+	Warm       []Language        `json:"warm,omitempty" nullable:"false" maxItems:"3" doc:"Languages for which an interpreter starts with the sandbox, so that the first code of a context does not wait for it; each takes memory"`
 }
 
 // UpdateSandboxRequest changes a sandbox. Missing fields stay as they are.
@@ -140,4 +141,14 @@ type UpdateSandboxRequest struct {
 // HoldRequest keeps a sandbox from sleeping by itself.
 type HoldRequest struct {
 	Duration Duration `json:"duration" doc:"Length of the hold from now; 0s ends the hold" example:"30m"`
+}
+
+// Environment is the environment of the commands of a sandbox.
+type Environment struct {
+	Env map[string]string `json:"env" nullable:"false" doc:"Variables beyond the image's"`
+}
+
+// UpdateEnvironmentRequest changes the environment of a sandbox.
+type UpdateEnvironmentRequest struct {
+	Env map[string]*string `json:"env" nullable:"false" doc:"Variables to set; null removes one. Others stay"`
 }

@@ -379,7 +379,7 @@ func TestTrustOnAFullDiskIsReported(t *testing.T) {
 		t.Errorf("hello: %+v, %v", h, err)
 	}
 	for size := 1 << 20; size > 0; size /= 2 {
-		if err := c.Remove(t.Context(), fmt.Sprint("/small/", size), false); err != nil && !strings.Contains(err.Error(), "no such file") {
+		if err := c.Remove(t.Context(), fmt.Sprint("/small/", size), false, ""); err != nil && !strings.Contains(err.Error(), "no such file") {
 			t.Fatal(err)
 		}
 	}

@@ -34,8 +34,8 @@ func serve(ctx context.Context, runDir, logDir string) error {
 	}
 	srv, err := server.New(server.Config{
 		RunDir: runDir, LogDir: logDir, Workdir: workdir, Env: environment(), Version: buildVersion,
-		Init: os.Getpid() == 1,
-		Log:  slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Init: os.Getpid() == 1, ReportPorts: true,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
 		return err

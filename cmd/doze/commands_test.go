@@ -33,6 +33,7 @@ import (
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/egresstest"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/runtime/jupyter/jupytertest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/testkit"
 )
@@ -788,6 +789,7 @@ func TestCompletionsAreNamesOfSandboxes(t *testing.T) {
 		{[]string{"kill", "shop", "--signal", ""}, "HUP INT QUIT KILL USR1 USR2 TERM CONT STOP :4"},
 		{[]string{"cp", "shop:/x", "y", ""}, ":4"},
 		{[]string{"cp", "./", ""}, "shop: show: :2"},
+		{[]string{"files", "url", "sho"}, "shop: show: :2"},
 		{[]string{"ls", ""}, ":4"},
 		{[]string{"exec", "shop", ""}, ":4"},
 		{[]string{"run", ""}, ":0"},
@@ -989,9 +991,20 @@ func commandLines(t *testing.T, dir, lost string) map[string]string {
 	t.Helper()
 	rules, module := dir+"/rules.json", dir+"/p.wasm"
 	tree{"rules.json": "[]", "p.wasm": string(egresstest.Module(1)), "value": canary}.write(t, dir)
+	origin, clone := dir+"/origin.git", dir+"/clone"
+	if out, err := exec.CommandContext(t.Context(), "git", "init", "-q", "--bare", "-b", "main", origin).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 	return map[string]string{
+		"git clone": "git clone a file://" + origin + " " + clone, "git commit": "git commit a " + clone + " -m x --allow-empty --name a --email a@example.com",
+		"git push": "git push a " + clone, "git pull": "git pull a " + clone, "git status": "git status a " + clone, "git diff": "git diff a " + clone,
+		"git log": "git log a " + clone, "git branches": "git branches a " + clone, "git checkout": "git checkout a " + clone + " main",
 		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "update": "update a --sleep-after 5m", "adopt": "adopt " + lost, "events": "events a", "top": "top",
-		"exec": "exec a true", "cp": "cp " + dir + "/f a:" + dir + "/g", "ps": "ps a", "logs": "logs a web", "kill": "kill a web",
+		"exec": "exec a true", "shell": "shell --list a", "cp": "cp " + dir + "/f a:" + dir + "/g", "files url": "files url a:/f", "ps": "ps a", "wait": "wait a web log=x", "ports": "ports a", "logs": "logs a web", "kill": "kill a web",
+		"files stat": "files stat a:/", "files find": "files find a:" + dir, "files grep": "files grep a:" + dir + " x",
+		"session create": "session create a dev", "session ls": "session ls a", "session interrupt": "session interrupt a dev", "session rm": "session rm a dev",
+		"code": "code a print", "context create": "context create a python calc", "context ls": "context ls a", "context interrupt": "context interrupt a calc",
+		"context restart": "context restart a calc", "context rm": "context rm a calc",
 		"expose": "expose a 80", "open": "open a", "stop": "stop a", "rm": "rm a", "env": "env", "version": "version",
 		"egress rules": "egress rules a --set " + rules, "egress flows": "egress flows a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
 		"egress presets": "egress presets", "policy push": "policy push p " + module, "policy ls": "policy ls", "policy logs": "policy logs p", "policy rm": "policy rm p",
@@ -1015,9 +1028,10 @@ func commands(of *cobra.Command) map[string]*cobra.Command {
 	return all
 }
 
-// failure is the exit code of a command that fails, of exec the one that is not the command's.
+// failure is the exit code of a command that fails, of exec and shell the one that is not the
+// program's.
 func failure(name string, code int) int {
-	if name == execName {
+	if name == execName || name == shellName {
 		return exitExecFailed
 	}
 	return code
@@ -1069,6 +1083,7 @@ func TestFailuresHaveOneExitCode(t *testing.T) {
 }
 
 func TestEveryCommandHasJSON(t *testing.T) {
+	t.Setenv("PATH", jupytertest.Install(t)+":"+os.Getenv("PATH"))
 	r := newRig(t)
 	if err := os.WriteFile(filepath.Join(r.env["DOZE_HOME"], "token"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
@@ -1081,19 +1096,21 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	r.ok("exec", "-d", "--name", "web", "a", "--", "sh", "-c", "echo x; sleep 1000")
 	testkit.Eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })
 	lines := commandLines(t, dir, lost)
-	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress flows,egress explain,egress ca,"+
+	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,top,exec,shell,session create,session ls,session interrupt,session rm,code,context create,context ls,context interrupt,context restart,context rm,cp,files url,files stat,files find,files grep,ps,wait,ports,logs,kill,expose,open,egress rules,egress flows,egress explain,egress ca,"+
 		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,stop,rm,env,version", ",") // in which all succeed
+	inGit := strings.Split("git clone,git commit,git push,git pull,git status,git diff,git log,git branches,git checkout", ",")
+	order = slices.Insert(order, slices.Index(order, "stop"), inGit...)
 	var check func(path string, cmd *cobra.Command)
 	check = func(path string, cmd *cobra.Command) {
 		for _, sub := range cmd.Commands() {
 			name := strings.TrimSpace(path + " " + sub.Name())
 			switch {
 			case name == "completion" || name == "help":
-			case name == "policy new" || name == "policy dev" || name == "policy build" || name == "policy test": // have tests of their own
+			case name == "policy new" || name == "policy dev" || name == "policy build" || name == "policy test" || name == "watch": // have tests of their own
 			case sub.HasSubCommands():
 				check(name, sub)
-			case lines[name] == "" && !sub.DisableFlagParsing:
-				t.Errorf("this test does not know the command %s", name)
+			case !slices.Contains(order, name) && !sub.DisableFlagParsing:
+				t.Errorf("this test does not call the command %s", name)
 			}
 		}
 	}
@@ -1103,6 +1120,93 @@ func TestEveryCommandHasJSON(t *testing.T) {
 		if !json.Valid([]byte(got.out)) || got.code != 0 {
 			t.Errorf("doze %s --json: exit code %d, output %q, error %q", lines[name], got.code, got.out, got.err)
 		}
+	}
+}
+
+func TestUpdateChangesTheEnvironment(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a", "-e", "A=1", "-e", "B=1")
+	r.ok("update", "a", "-e", "A=2", "--env", "C=x=y", "--unset", "B")
+	if out := r.ok("exec", "a", "-c", `echo "[$A][$B][$C]"`); out != "[2][][x=y]\n" {
+		t.Errorf("got %q", out)
+	}
+	r.ok("update", "a", "--unset", "C", "--ttl", "1h")
+	if sb := decodeJSON[types.Sandbox](t, r.ok("show", "a", "--json")); len(sb.Env) != 1 || sb.Env["A"] != "2" || sb.ExpiresAt.IsZero() {
+		t.Errorf("got %+v", sb)
+	}
+	if got := r.doze("update", "a", "-e", "A=3", "--unset", "A"); got.code == 0 || !strings.Contains(got.err, "both name A") {
+		t.Errorf("exit code %d, error %q", got.code, got.err)
+	}
+}
+
+func TestSessionsKeepTheirState(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	if out := r.ok("session", "create", "a", "dev", "--cwd", "/usr", "-e", "A=1"); out != "dev\n" {
+		t.Errorf("created %q", out)
+	}
+	r.ok("exec", "--session", "dev", "a", "-c", "cd lib; A=2; set -- p q")
+	if out := r.ok("exec", "--session", "dev", "a", "-c", `pwd; echo $A $2; echo err >&2`); out != "/usr/lib\n2 q\n" {
+		t.Errorf("got %q", out)
+	}
+	if out := r.ok("session", "ls", "a"); !regexp.MustCompile(`(?m)^dev +(ba)?sh +\d+ +running +\d+s +/usr$`).MatchString(out) {
+		t.Errorf("listed %q", out)
+	}
+	term := newTerminal(t, 80, 24)
+	cmd := term.start(r, "shell", "--session", "dev", "a", "--", "pwd; echo from=$A; exit 4")
+	term.contains("/usr/lib\nfrom=2")
+	expectExit(t, cmd, 4)
+	r.refusedWith(exitExecFailed, "--web excludes", "shell", "--web", "--session", "dev", "a")
+	if got := r.doze("exec", "--session", "dev", "a", "-c", "exit 7"); got.code != 7 {
+		t.Errorf("exit code %d", got.code)
+	}
+	if got := r.doze("exec", "--session", "dev", "a", "-c", "true"); got.code != 125 || !strings.Contains(got.err, "exited with code 7") {
+		t.Errorf("exit code %d, error %q", got.code, got.err)
+	}
+	if got := r.doze("exec", "--session", "dev", "--cwd", "/", "a", "-c", "true"); got.code != 125 || !strings.Contains(got.err, "cd and export") {
+		t.Errorf("exit code %d, error %q", got.code, got.err)
+	}
+	r.ok("session", "rm", "a", "dev")
+}
+
+func TestCodeKeepsItsState(t *testing.T) {
+	t.Setenv("PATH", jupytertest.Install(t)+":"+os.Getenv("PATH"))
+	r := newRig(t)
+	r.ok("create", "a")
+	r.ok("code", "a", "set x 7")
+	if got := r.doze("code", "a", "print out\nwarn err\nget x"); got.out != "out\n7\n" || got.err != "err\n" || got.code != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got := r.doze("code", "a", "raise Error broken"); got.code != 1 || !strings.Contains(got.err, "broken") || strings.Contains(got.err, "\x1b") {
+		t.Errorf("%+v", got)
+	}
+	if got := r.doze("code", "a", "--timeout", "50ms", "loop"); got.code != 1 || !strings.Contains(got.err, "exceeded its timeout") {
+		t.Errorf("%+v", got)
+	}
+	folder := t.TempDir()
+	if out := r.ok("code", "a", "--save", folder, "show text/html <b>rich</b>\nshow image/png aGk="); out != folder+"/result-1.html\n"+folder+"/result-2.png\n" {
+		t.Errorf("saved %q", out)
+	}
+	if b, err := os.ReadFile(folder + "/result-2.png"); string(b) != "hi" || err != nil {
+		t.Errorf("saved %q, %v", b, err)
+	}
+	if out := r.ok("context", "create", "a", "typescript", "ts"); out != "ts\n" {
+		t.Errorf("created %q", out)
+	}
+	if result := decodeJSON[types.CodeResult](t, r.ok("code", "a", "--context", "ts", "--json", "value 2")); len(result.Results) != 1 || result.Results[0].Data["text/plain"] != "2" {
+		t.Errorf("%+v", result)
+	}
+	if out := r.ok("context", "ls", "a"); !regexp.MustCompile(`(?m)^ts +typescript +p-\w{8} +running`).MatchString(out) {
+		t.Errorf("listed %q", out)
+	}
+	r.ok("context", "restart", "a", "python")
+	if got := r.doze("code", "a", "get x"); got.code != 1 || !strings.Contains(got.err, "not defined") {
+		t.Errorf("%+v", got)
+	}
+	r.ok("context", "interrupt", "a", "python")
+	r.ok("context", "rm", "a", "ts")
+	if got := r.doze("code", "a", "--context", "ts", "value 2"); got.code == 0 || !strings.Contains(got.err, "no context") {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/archive"
 	"github.com/doze-run/doze/cmd/internal/usage"
+	"github.com/doze-run/doze/problem"
 )
 
 func (a *app) copyCommand() *cobra.Command {
@@ -47,7 +48,7 @@ warning.`,
 				return usage.Errorf("exactly one of SOURCE and TARGET must be in a sandbox, like shop:/workspace")
 			}
 			for _, p := range []*location{&from, &to} {
-				if err := c.absolute(ctx, p); err != nil {
+				if err := makeAbsolute(ctx, node, p); err != nil {
 					return err
 				}
 			}
@@ -88,13 +89,13 @@ func parseLocation(text string) location {
 	return location{sandbox: sandbox, path: inside}
 }
 
-// absolute makes a relative path in a sandbox begin at the working directory, which
+// makeAbsolute makes a relative path in a sandbox begin at the working directory, which
 // the sandbox knows.
-func (c *copying) absolute(ctx context.Context, p *location) error {
+func makeAbsolute(ctx context.Context, node *client.Client, p *location) error {
 	if p.local() || strings.HasPrefix(p.path, "/") {
 		return nil
 	}
-	result, err := c.node.Exec(ctx, p.sandbox, client.ExecRequest{Command: types.Command{Argv: []string{"pwd"}}})
+	result, err := node.Exec(ctx, p.sandbox, client.ExecRequest{Command: types.Command{Argv: []string{"pwd"}}})
 	if err != nil {
 		return err
 	}
@@ -130,12 +131,12 @@ func (c *copying) upload(ctx context.Context, source string, to location) error 
 	if err != nil {
 		return err
 	}
-	there, err := c.node.Stat(ctx, to.sandbox, path.Clean(to.path))
+	there, err := c.stat(ctx, location{to.sandbox, path.Clean(to.path)})
 	if err != nil {
 		return err
 	}
 	target := path.Clean(to.path)
-	if there == client.KindDirectory && !(info.IsDir() && contentsOnly(source)) {
+	if there == types.FileTypeDirectory && !(info.IsDir() && contentsOnly(source)) {
 		full, err := filepath.Abs(source)
 		if err != nil {
 			return err
@@ -143,16 +144,31 @@ func (c *copying) upload(ctx context.Context, source string, to location) error 
 		target = path.Join(target, filepath.Base(full))
 	}
 	switch {
-	case info.IsDir() && there == client.KindFile:
+	case info.IsDir() && there == types.FileTypeFile:
 		return fmt.Errorf("%s:%s is a file; a folder cannot replace it", to.sandbox, to.path)
 	case info.IsDir():
 		return c.uploadFolder(ctx, source, location{to.sandbox, target})
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is neither a file nor a folder", source)
-	case there == client.KindNone && strings.HasSuffix(to.path, "/"):
+	case there == noFile && strings.HasSuffix(to.path, "/"):
 		return fmt.Errorf("folder %s:%s does not exist; omit the trailing / to create a file of that name", to.sandbox, to.path)
 	}
 	return c.uploadFile(ctx, source, info.Mode().Perm(), location{to.sandbox, target})
+}
+
+// noFile is the type of a path that does not exist.
+const noFile types.FileType = ""
+
+// stat returns the type of the file that a path in a sandbox leads to.
+func (c *copying) stat(ctx context.Context, at location) (types.FileType, error) {
+	file, err := c.node.Stat(ctx, at.sandbox, at.path, client.StatOptions{Follow: true})
+	switch {
+	case problem.Has(err, problem.PathNotFound):
+		return noFile, nil
+	case err != nil:
+		return noFile, err
+	}
+	return file.Type, nil
 }
 
 func (c *copying) uploadFile(ctx context.Context, source string, mode fs.FileMode, to location) error {
@@ -198,26 +214,26 @@ func (c *copying) download(ctx context.Context, from location, target string) er
 		_, err = io.Copy(c.app.out, c.counting(tar))
 		return err
 	}
-	kind, err := c.node.Stat(ctx, from.sandbox, source)
+	kind, err := c.stat(ctx, location{from.sandbox, source})
 	if err != nil {
 		return err
 	}
-	if kind == client.KindNone {
+	if kind == noFile {
 		return fmt.Errorf("%s:%s does not exist", from.sandbox, from.path)
 	}
 	info, err := os.Stat(target)
 	switch {
-	case err == nil && info.IsDir() && !(kind == client.KindDirectory && contentsOnly(from.path)):
+	case err == nil && info.IsDir() && !(kind == types.FileTypeDirectory && contentsOnly(from.path)):
 		base := path.Base(source)
 		if base == "/" {
 			base = from.sandbox
 		}
 		target = filepath.Join(target, base)
-	case err == nil && !info.IsDir() && kind == client.KindDirectory:
+	case err == nil && !info.IsDir() && kind == types.FileTypeDirectory:
 		return fmt.Errorf("%s is a file; a folder cannot replace it", target)
 	case err != nil && !os.IsNotExist(err):
 		return err
-	case err != nil && kind == client.KindFile && strings.HasSuffix(target, "/"):
+	case err != nil && kind == types.FileTypeFile && strings.HasSuffix(target, "/"):
 		return fmt.Errorf("folder %s does not exist; omit the trailing / to create a file of that name", target)
 	}
 	tar, err := c.node.GetArchive(ctx, from.sandbox, source)
@@ -229,9 +245,9 @@ func (c *copying) download(ctx context.Context, from location, target string) er
 }
 
 // unpack writes what the sandbox sent to target.
-func (c *copying) unpack(ctx context.Context, tar io.Reader, kind client.Kind, target string) error {
+func (c *copying) unpack(ctx context.Context, tar io.Reader, kind types.FileType, target string) error {
 	o := archive.UnpackOptions{Skip: c.skipped, Content: c.content, FolderMode: 0o700} // so that their owner can delete them
-	if kind == client.KindFile {
+	if kind == types.FileTypeFile {
 		target, o.File = filepath.Split(target)
 		target = cmp.Or(target, ".")
 	} else if err := os.MkdirAll(target, 0o777); err != nil {

@@ -95,15 +95,14 @@ func TestRelativePathsBeginAtTheWorkingDirectory(t *testing.T) {
 		case "write":
 			written <- req.URL.Query().Get("path")
 			io.WriteString(w, "{}")
-		default: // the kind of a path: a folder, or none
-			w.Header().Set("Content-Type", "application/problem+json")
-			if req.URL.Query().Get("path") != "/workspace" {
-				w.WriteHeader(http.StatusNotFound)
-				json.NewEncoder(w).Encode(problem.New(problem.PathNotFound, ""))
+		default: // the type of a path: a folder, or none
+			if req.URL.Query().Get("path") == "/workspace" {
+				json.NewEncoder(w).Encode(types.File{Type: types.FileTypeDirectory})
 				return
 			}
-			w.WriteHeader(http.StatusUnprocessableEntity)
-			json.NewEncoder(w).Encode(problem.New(problem.PathIsDirectory, ""))
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusNotFound)
+			json.NewEncoder(w).Encode(problem.New(problem.PathNotFound, ""))
 		}
 	})
 	here := t.TempDir()

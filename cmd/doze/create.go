@@ -20,7 +20,7 @@ import (
 
 func (a *app) createCommand() *cobra.Command {
 	var req types.CreateSandboxRequest
-	var env, labels []string
+	var env, labels, warm []string
 	var wait bool
 	cmd := &cobra.Command{
 		Use:   "create [NAME]",
@@ -33,6 +33,9 @@ used unchanged. Without a name the node generates one.`,
 			req.Name = cmp.Or(args...)
 			if req.Env, err = a.environ(env); err != nil {
 				return err
+			}
+			for _, language := range warm {
+				req.Warm = append(req.Warm, types.Language(language))
 			}
 			if req.Labels, err = pairs("label", labels); err != nil {
 				return err
@@ -51,6 +54,7 @@ used unchanged. Without a name the node generates one.`,
 	f.Var(optionalDuration{&req.SleepAfter}, "sleep-after", "time without use after which it falls asleep; 0s for never")
 	f.Var(optionalDuration{&req.StopAfter}, "stop-after", "time asleep after which it is stopped; 0s for never")
 	f.Var(optionalDuration{&req.TTL}, "ttl", "time after which it is destroyed with its files, in use or not; 0s for never")
+	f.StringSliceVar(&warm, "warm", nil, "languages for which an interpreter starts with it, so that the first doze code does not wait: python, javascript, typescript")
 	f.BoolVar(&wait, "wait", true, "wait until it runs")
 	cmd.RegisterFlagCompletionFunc("image", a.complete(func(ctx context.Context, api *client.Client, _ []string) []string {
 		node, _ := api.Node(ctx)

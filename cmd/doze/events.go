@@ -31,9 +31,11 @@ events of all sandboxes since the node started. This never wakes a sandbox.`,
 			if err != nil {
 				return err
 			}
-			events, err := node.Events(ctx, sandbox, 0)
-			if err != nil {
-				return err
+			var events []types.Event
+			if !follow { // else the stream begins with them: the sandbox may be destroyed before it
+				if events, err = node.Events(ctx, sandbox, 0); err != nil {
+					return err
+				}
 			}
 			return printStream(ctx, a, "events", events, follow, func(e types.Event) uint64 { return e.Seq }, eventText,
 				func(after uint64, each func(types.Event) error) error {
@@ -158,6 +160,10 @@ func eventDetails(e types.Event) string {
 	d.add(e.Reason != "", "%s", e.Reason)
 	d.add(e.Error != "", "%s", e.Error)
 	d.add(e.Port != 0, "port %d", e.Port)
+	if l := e.Listening; l != nil {
+		d.add(l.Program != "", "%s, pid %d", l.Program, l.PID)
+		d.add(l.Process != "", "%s", l.Process)
+	}
 	d.add(!e.Until.IsZero(), "until %s", e.Until.Local().Format(time.DateTime))
 	d.add(e.Progress != "", "%s", e.Progress)
 	if p := e.Process; p != nil {

@@ -20,8 +20,11 @@ import (
 type execFlags struct {
 	types.StartProcessRequest
 	script          string
+	session         string
 	env             []string
 	timeout         time.Duration
+	ready           string
+	readyTimeout    time.Duration
 	detach, noStdin bool
 }
 
@@ -41,9 +44,14 @@ script of -c, are run by /bin/sh.
 
 The command reads doze's standard input while it runs, as with ssh. In a loop that
 reads standard input itself (while read), use -n, or the command consumes the rest of
-it. The command has no terminal.
+it. The command has no terminal; doze shell runs commands on one.
 
-With -d the command becomes a background process, for doze ps, logs and kill.
+With --session the command runs in a session, whose working directory, variables,
+functions and options persist; Ctrl-C then interrupts the command and keeps the session.
+See doze session --help.
+
+With -d the command becomes a background process, for doze ps, logs, wait and kill. With
+--ready, doze then waits until it is ready.
 
 Exit codes of doze itself:
   125  doze failed: wrong usage, an unknown sandbox, a lost connection
@@ -52,8 +60,10 @@ Exit codes of doze itself:
   130  Ctrl-C`,
 		Example: `  doze exec shop -- npm test
   doze exec shop -c 'ls *.js | wc -l'
+  doze exec --session dev shop -c 'cd /srv/shop && npm test'
   echo 'print(6 * 7)' | doze exec shop -- python3 -
-  doze exec -d --name web --restart on_wake --cwd /workspace shop -- npm run dev`,
+  doze exec -d --name web --restart on_wake --cwd /workspace shop -- npm run dev
+  doze exec -d --name web --ready port=3000 shop -- npm run dev`,
 		Args:              wants(1, -1),
 		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -64,10 +74,14 @@ Exit codes of doze itself:
 	flags.StringVarP(&f.script, "command", "c", "", "script for /bin/sh")
 	flags.StringVarP(&f.Cwd, "cwd", "w", "", "working directory")
 	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable KEY=VALUE, or KEY with its value in this shell; may be repeated")
+	flags.StringVar(&f.session, "session", "", "id of the session that runs it")
+	cmd.RegisterFlagCompletionFunc("session", a.complete(sessionFlag))
 	flags.DurationVar(&f.timeout, "timeout", 0, "time after which it is killed with all its processes (default never)")
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run it in the background")
 	flags.StringVar(&f.Name, "name", "", "with -d: name of the process")
 	choiceFlag(cmd, (*string)(&f.Restart), "restart", "with -d: never, always (when it ends, and on a cold wake) or on_wake (on a cold wake)", "never", "always", "on_wake")
+	flags.StringVar(&f.ready, "ready", "", "with -d: wait for a condition such as port=3000; doze wait --help lists them")
+	flags.DurationVar(&f.readyTimeout, "ready-timeout", 0, "time that --ready waits, at most 1h (default 1m)")
 	flags.BoolVarP(&f.noStdin, "no-stdin", "n", false, "do not read standard input; the command's is empty")
 	return cmd
 }
@@ -80,11 +94,17 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 	if f.Env, err = a.environ(f.env); err != nil {
 		return err
 	}
-	if !f.detach && (f.Name != "" || f.Restart != "") {
-		return usage.Errorf("--name and --restart are for background processes; add -d")
+	if !f.detach && (f.Name != "" || f.Restart != "" || f.ready != "") {
+		return usage.Errorf("--name, --restart and --ready are for background processes; add -d")
+	}
+	if f.ready == "" && f.readyTimeout != 0 {
+		return usage.Errorf("--ready-timeout is for --ready; add a condition such as --ready port=3000")
 	}
 	if f.detach && f.timeout != 0 {
 		return usage.Errorf("--timeout is not for background processes; end them with doze kill %s PROCESS", sandbox)
+	}
+	if f.session != "" && (f.detach || f.Cwd != "" || len(f.env) > 0) {
+		return usage.Errorf("--session excludes -d, --cwd and --env; use cd and export in the session")
 	}
 	if f.timeout < 0 {
 		return usage.Errorf("--timeout %s is negative; write it like 30s", f.timeout)
@@ -94,10 +114,17 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 		return err
 	}
 	if f.detach {
+		if f.ready != "" {
+			condition, err := parseReady(f.ready, f.readyTimeout)
+			if err != nil {
+				return err
+			}
+			f.Ready = &condition
+		}
 		p, err := node.StartProcess(ctx, sandbox, f.StartProcessRequest)
 		return a.print(err, p, "%s  %s", p.ID, p.Name)
 	}
-	req := client.ExecRequest{Command: f.Command, Timeout: types.Duration(f.timeout)}
+	req := client.ExecRequest{Command: f.Command, Session: f.session, Timeout: types.Duration(f.timeout)}
 	if f.timeout == 0 {
 		req.Timeout = client.NoTimeout // Ctrl-C ends it
 	}
@@ -171,7 +198,7 @@ func (a *app) stdin(argv []string) io.Reader {
 	}
 	if len(argv) == 1 {
 		// Probably a shell or an interpreter, which does not prompt without a terminal.
-		fmt.Fprintf(a.err, "doze: %s has no terminal; it reads the lines that you type until Ctrl-D\n", clean(argv[0]))
+		fmt.Fprintf(a.err, "doze: %s has no terminal; it reads the lines that you type until Ctrl-D; doze shell has one\n", clean(argv[0]))
 	}
 	return f
 }

@@ -34,7 +34,7 @@ func main() {
 // Exit codes, in addition to the exit codes of commands in a sandbox.
 const (
 	exitFailed = 1
-	// Of exec, whose other codes are the command's: as env, chroot and docker do.
+	// Of exec and shell, whose other codes are the command's: as env, chroot and docker do.
 	exitExecFailed    = 125
 	exitNotExecutable = 126
 	exitNotFound      = 127
@@ -72,13 +72,18 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return failureCode(cmd, err)
 }
 
+// passesExitCodes reports whether a command exits with the exit code of a program in a sandbox.
+func passesExitCodes(cmd *cobra.Command) bool {
+	return cmd.Name() == execName || cmd.Name() == shellName
+}
+
 // failureCode is the exit code for an error of doze's own.
 func failureCode(cmd *cobra.Command, err error) int {
 	_, misused := errors.AsType[*usage.Error](err)
 	switch {
-	case cmd.Name() != execName && misused:
+	case !passesExitCodes(cmd) && misused:
 		return usage.ExitCode
-	case cmd.Name() != execName:
+	case !passesExitCodes(cmd):
 		return exitFailed
 	case problem.Has(err, problem.CommandNotFound), problem.Has(err, problem.ShellNotFound):
 		return exitNotFound
@@ -96,6 +101,10 @@ func (a *app) complain(err error) {
 			for _, fault := range refused.Errors {
 				fmt.Fprintf(a.err, "  %s: %s\n", clean(fault.Location), clean(strings.TrimSuffix(fault.Message+"; "+fault.Hint, "; ")))
 			}
+		}
+		if p := refused.Process; p != nil && p.Output != "" {
+			fmt.Fprintf(a.err, "  the last lines of %s:\n", clean(p.Name))
+			_ = indent(a.err, "    ", p.Output)
 		}
 		if refused.Status >= 500 && refused.RequestID != "" {
 			fmt.Fprintf(a.err, "  the node's log has more about request %s\n", clean(refused.RequestID))

@@ -19,6 +19,7 @@ import (
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/egresstest"
 	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/runtime/jupyter/jupytertest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 	"github.com/doze-run/doze/testkit"
@@ -29,6 +30,7 @@ import (
 const mainEnv = "DOZE_TEST_MAIN"
 
 func TestMain(m *testing.M) {
+	jupytertest.Main()
 	if os.Getenv(mainEnv) != "" {
 		main()
 	}

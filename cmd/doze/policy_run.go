@@ -21,6 +21,7 @@ import (
 
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/reference"
 	"github.com/doze-run/doze/policies/builtin"
@@ -78,15 +79,7 @@ Use secrets made for the test: their values are printed where the node would put
 			if err != nil {
 				return err
 			}
-			if a.json {
-				err = a.printJSON(trial)
-			} else {
-				err = trial.print(a.out)
-			}
-			if err == nil && trial.Verdict == verdictError {
-				return exitCode(exitFailed)
-			}
-			return err
+			return a.printTest(trial, trial.print, trial.Verdict == verdictError)
 		},
 		ValidArgsFunction: completeFiles,
 	}
@@ -106,12 +99,19 @@ func (a *app) testSuite(ctx context.Context, file string, secrets []string, limi
 	if err != nil {
 		return err
 	}
+	failed := slices.ContainsFunc(results, func(r testResult) bool { return !r.OK })
+	return a.printTest(map[string]any{"tests": results}, func(w io.Writer) error { return printResults(w, results) }, failed)
+}
+
+// printTest prints a result, as text or with --json as v. It returns an exitCode if the test
+// has failed.
+func (a *app) printTest(v any, text func(io.Writer) error, failed bool) (err error) {
 	if a.json {
-		err = a.printJSON(map[string]any{"tests": results})
+		err = a.printJSON(v)
 	} else {
-		err = printResults(a.out, results)
+		err = text(a.out)
 	}
-	if err == nil && slices.ContainsFunc(results, func(r testResult) bool { return !r.OK }) {
+	if err == nil && failed {
 		return exitCode(exitFailed)
 	}
 	return err
@@ -402,7 +402,7 @@ func (r *runner) module(ctx context.Context, path string) (runnerModule, error) 
 		return runnerModule{}, err
 	}
 	// One request is under way at a time.
-	m.Lines = func(line policy.Line) { r.log = append(r.log, strings.ToLower(line.Level.String())+": "+line.Text) }
+	m.Lines = func(line policylog.Line) { r.log = append(r.log, string(line.Level)+": "+line.Text) }
 	r.modules[path] = runnerModule{m, len(wasm)}
 	return r.modules[path], nil
 }
@@ -518,11 +518,7 @@ func (r *recorded) secret(id secret.ID) ([]byte, error) {
 
 // render is the request as it would leave the node.
 func render(set *reference.Set, r *http.Request) (*message, []string, error) {
-	used, err := set.Render(r)
-	if err != nil {
-		return nil, nil, err
-	}
-	inBody, err := set.RenderBody(r)
+	used, err := set.Render(r, true)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -531,7 +527,7 @@ func render(set *reference.Set, r *http.Request) (*message, []string, error) {
 		return nil, nil, err
 	}
 	var names []string
-	for _, id := range append(used, inBody...) {
+	for _, id := range used {
 		names = append(names, id.Name)
 	}
 	slices.Sort(names)

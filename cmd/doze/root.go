@@ -67,8 +67,9 @@ DOZE_TOKEN and DOZE_CA, or else in the folder of the node on this machine (DOZE_
 	}
 	add(groupSandboxes, a.createCommand(), a.listCommand(), a.showCommand(), a.sleepCommand(), a.wakeCommand(), a.stopCommand(),
 		a.holdCommand(), a.updateCommand(), a.removeCommand(), a.adoptCommand(), a.eventsCommand(), a.topCommand())
-	add(groupSandbox, a.execCommand(), a.copyCommand(), a.psCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
+	add(groupSandbox, a.execCommand(), a.shellCommand(), a.sessionCommand(), a.codeCommand(), a.contextCommand(), a.copyCommand(), a.filesCommand(), a.watchCommand(), a.psCommand(), a.waitCommand(), a.portsCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
 	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
+	add(groupSandbox, a.gitCommand())
 	add(groupNode, append(a.nodeCommands(), a.envCommand(), a.versionCommand())...)
 	root.InitDefaultCompletionCmd()
 	setHelpCommand(root)
@@ -94,11 +95,11 @@ func setHelpCommand(root *cobra.Command) {
 // flagError adds the command's help to an error, and for exec the usual cause.
 func flagError(cmd *cobra.Command, err error) error {
 	hint := cmd.CommandPath() + " --help lists its flags"
-	if cmd.Name() == execName && strings.HasPrefix(err.Error(), "unknown") {
-		hint = "put -- before a command that has flags of its own: doze exec SANDBOX -- COMMAND…"
+	if passesExitCodes(cmd) && strings.HasPrefix(err.Error(), "unknown") {
+		hint = "put -- before a command that has flags of its own: " + cmd.CommandPath() + " SANDBOX -- COMMAND…"
 		interactive := []string{"'i' in -i", "'t' in -t", "flag: --interactive", "flag: --tty"} // as for docker exec
 		if slices.ContainsFunc(interactive, func(flag string) bool { return strings.Contains(err.Error(), flag) }) {
-			hint = "omit -i and -t: standard input is read without a flag (-n prevents it), and sandboxes have no terminals"
+			hint = "omit -i and -t: standard input is read without a flag (-n prevents it), and doze shell has a terminal"
 		}
 	}
 	return fmt.Errorf("%w; %s", err, hint)

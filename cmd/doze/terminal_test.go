@@ -5,10 +5,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -16,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testpty"
 )
 
 // terminal is a pseudo-terminal with what a person would see on it.
@@ -32,26 +31,11 @@ type terminal struct {
 
 func newTerminal(t *testing.T, columns, rows int) *terminal {
 	t.Helper()
-	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	number, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0)
-	}
-	if err == nil {
-		err = unix.SetNonblock(int(keyboard.Fd()), true) // Fd made it block; Close must end a read
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	tty, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	keyboard, tty, err := testpty.Open(columns, rows)
 	if err != nil {
 		t.Fatal(err)
 	}
 	term := &terminal{t: t, keyboard: keyboard, tty: tty, screen: newScreen(columns, rows), changed: make(chan struct{}, 1), interpreted: make(chan struct{})}
-	term.setSize(columns, rows)
 	term.was = term.modes()
 	go term.interpret() // ends when keyboard is closed
 	t.Cleanup(func() {
@@ -62,13 +46,6 @@ func newTerminal(t *testing.T, columns, rows int) *terminal {
 	return term
 }
 
-func (term *terminal) setSize(columns, rows int) {
-	term.t.Helper()
-	if err := unix.IoctlSetWinsize(int(term.tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(columns), Row: uint16(rows)}); err != nil {
-		term.t.Fatal(err)
-	}
-}
-
 // resize changes the size of the terminal, as the edge of its window does. The program
 // redraws it.
 func (term *terminal) resize(columns, rows int) {
@@ -77,7 +54,9 @@ func (term *terminal) resize(columns, rows int) {
 	term.screen.resize(columns, rows)
 	clear(term.screen.lines)
 	term.mu.Unlock()
-	term.setSize(columns, rows)
+	if err := testpty.Resize(term.tty, columns, rows); err != nil {
+		term.t.Fatal(err)
+	}
 }
 
 func (term *terminal) modes() unix.Termios {
@@ -111,9 +90,7 @@ func (term *terminal) interpret() {
 func (term *terminal) start(r *rig, args ...string) *exec.Cmd {
 	term.t.Helper()
 	cmd := r.program(args...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = term.tty, term.tty, term.tty
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
+	if err := testpty.Start(cmd, term.tty); err != nil {
 		term.t.Fatal(err)
 	}
 	return cmd
@@ -280,6 +257,7 @@ func (s *screen) escape(b []byte) int {
 	}{
 		{"\x1b[H", func() { s.x, s.y = 0, 0 }},
 		{"\x1b[K", s.eraseLine},
+		{"\x1b[0m", func() {}},
 		{"\x1b[J", func() {
 			s.eraseLine()
 			clear(s.lines[s.y+1:])

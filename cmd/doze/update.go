@@ -13,13 +13,15 @@ import (
 func (a *app) updateCommand() *cobra.Command {
 	var req types.UpdateSandboxRequest
 	var name string
-	var labels []string
+	var labels, set, unset []string
 	cmd := &cobra.Command{
 		Use:   "update SANDBOX",
-		Short: "Change the name, labels or times of a sandbox",
-		Long: `Change the name, labels or times of a sandbox. Other settings stay unchanged. This never
-wakes the sandbox.`,
-		Example:           "  doze update shop --ttl 24h\n  doze update shop --name store --sleep-after 5m",
+		Short: "Change the name, labels, times or environment of a sandbox",
+		Long: `Change the name, labels, times or environment of a sandbox. Other settings stay
+unchanged. This never wakes the sandbox.
+
+Commands and processes that start later have the new environment.`,
+		Example:           "  doze update shop --ttl 24h\n  doze update shop --name store --sleep-after 5m\n  doze update shop --env STAGE=live --unset DEBUG",
 		Args:              wants(1, 1),
 		ValidArgsFunction: a.complete(oneSandbox),
 	}
@@ -34,16 +36,49 @@ wakes the sandbox.`,
 			}
 			req.Labels = &set
 		}
-		if req == (types.UpdateSandboxRequest{}) {
+		changes, err := a.environChanges(set, unset)
+		if err != nil {
+			return err
+		}
+		if req == (types.UpdateSandboxRequest{}) && len(changes) == 0 {
 			return usage.Errorf("nothing to change; %s --help lists what can be changed", cmd.CommandPath())
+		}
+		if len(changes) > 0 {
+			if _, err := node.UpdateEnvironment(ctx, args[0], changes); err != nil {
+				return err
+			}
+		}
+		if req == (types.UpdateSandboxRequest{}) {
+			return a.printState(node.Get(ctx, args[0]))
 		}
 		return a.printState(node.Update(ctx, args[0], req))
 	})
 	f := cmd.Flags()
 	f.StringVar(&name, "name", "", "new name")
 	f.StringArrayVarP(&labels, "label", "l", nil, "KEY=VALUE; replaces all labels; may be repeated")
+	f.StringArrayVarP(&set, "env", "e", nil, "environment variable KEY=VALUE to set, or KEY with its value in this shell; may be repeated")
+	f.StringArrayVar(&unset, "unset", nil, "environment variable to remove; may be repeated")
 	f.Var(optionalDuration{&req.SleepAfter}, "sleep-after", "time without use after which it falls asleep; 0s for never")
 	f.Var(optionalDuration{&req.StopAfter}, "stop-after", "time asleep after which it is stopped; 0s for never")
 	f.Var(optionalDuration{&req.TTL}, "ttl", "time from now after which it is destroyed with its files; 0s for never")
 	return cmd
+}
+
+// environChanges returns the variables to set and, as nil, those to remove.
+func (a *app) environChanges(set, unset []string) (map[string]*string, error) {
+	values, err := a.environ(set)
+	if err != nil {
+		return nil, err
+	}
+	changes := make(map[string]*string, len(set)+len(unset))
+	for name, value := range values {
+		changes[name] = &value
+	}
+	for _, name := range unset {
+		if changes[name] != nil {
+			return nil, usage.Errorf("--env and --unset both name %s; give one of them", name)
+		}
+		changes[name] = nil
+	}
+	return changes, nil
 }

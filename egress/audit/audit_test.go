@@ -15,7 +15,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+
+	"github.com/doze-run/doze/loglimit"
 )
+
+// newLog returns a Log of sandboxes without names.
+func newLog(log *slog.Logger) *Log { return New(log, func(string) string { return "" }) }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -28,7 +33,7 @@ func hosts(entries []Entry) string {
 }
 
 func TestEntriesAreJSONWithoutWhatIsEmpty(t *testing.T) {
-	l := New(Config{})
+	l := newLog(slog.New(slog.DiscardHandler))
 	l.Record(Entry{Sandbox: "s1", Kind: DNS, Verdict: Deny, Host: "a.example"})
 	l.Record(Entry{
 		Sandbox: "s1", Flow: "f", Kind: Request, Host: "b.example", Address: netip.MustParseAddr("192.0.2.1"), Port: 443,
@@ -80,7 +85,7 @@ func TestTextsAreBoundedAndPrintable(t *testing.T) {
 }
 
 func TestFilters(t *testing.T) {
-	l := New(Config{})
+	l := newLog(slog.New(slog.DiscardHandler))
 	for _, e := range []Entry{
 		{Kind: DNS, Verdict: Deny, Host: "a.example.com"},
 		{Kind: Request, Verdict: Allow, Host: "example.com"},
@@ -112,7 +117,7 @@ func TestFilters(t *testing.T) {
 }
 
 func TestFollowersReceiveMatchingEntries(t *testing.T) {
-	l := New(Config{})
+	l := newLog(slog.New(slog.DiscardHandler))
 	l.Record(Entry{Sandbox: "s", Host: "a", Verdict: Deny})
 	entries, stop := l.Follow("s", Filter{Verdict: Deny})
 	l.Record(Entry{Sandbox: "s", Host: "b", Verdict: Allow})
@@ -129,7 +134,7 @@ func TestFollowersReceiveMatchingEntries(t *testing.T) {
 }
 
 func TestStoredEntriesAreBoundedInSize(t *testing.T) {
-	l := New(Config{})
+	l := newLog(slog.New(slog.DiscardHandler))
 	for range 2 * maxEntries {
 		l.Record(Entry{Sandbox: "s", Path: strings.Repeat("x", maxPath)})
 	}
@@ -144,7 +149,8 @@ func TestStoredEntriesAreBoundedInSize(t *testing.T) {
 
 func TestLinesAreBoundedAndRefusalsApart(t *testing.T) {
 	var out bytes.Buffer
-	l := New(Config{Lines: 1e-9, LineBurst: 3, Log: slog.New(slog.NewJSONHandler(&out, nil))})
+	l := newLog(slog.New(slog.NewJSONHandler(&out, nil)))
+	l.newLimit = func() *loglimit.Limit { return loglimit.New(1e-9, 3) }
 	for range 5 {
 		l.Record(Entry{Sandbox: "s", Kind: Request, Verdict: Allow})
 	}
@@ -178,7 +184,7 @@ func TestLinesAreBoundedAndRefusalsApart(t *testing.T) {
 func TestLinesHaveTheNameOfTheSandbox(t *testing.T) {
 	var out bytes.Buffer
 	names := map[string]string{"s": "shop"}
-	l := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Name: func(id string) string { return names[id] }})
+	l := New(slog.New(slog.NewTextHandler(&out, nil)), func(id string) string { return names[id] })
 	l.Record(Entry{Sandbox: "s", Kind: Request, Verdict: Allow})
 	l.Record(Entry{Sandbox: "operator", Kind: Request, Verdict: Allow})
 	if got := out.String(); !strings.Contains(got, "sandbox=s sandbox_name=shop") || strings.Count(got, "name=") != 1 {
@@ -189,7 +195,8 @@ func TestLinesHaveTheNameOfTheSandbox(t *testing.T) {
 func TestTheLineAfterSuppressedOnesCountsThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		l := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Lines: 1, LineBurst: 1})
+		l := newLog(slog.New(slog.NewTextHandler(&out, nil)))
+		l.newLimit = func() *loglimit.Limit { return loglimit.New(1, 1) }
 		defer l.Close()
 		for range 1 + 7 {
 			l.Record(Entry{Sandbox: "s", Verdict: Deny})
@@ -205,7 +212,7 @@ func TestTheLineAfterSuppressedOnesCountsThem(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	l := New(Config{})
+	l := newLog(slog.New(slog.DiscardHandler))
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(l)
 	l.Record(Entry{Sandbox: "s", Kind: Request, Verdict: Allow, BytesOut: 5, BytesIn: 7, Duration: 20})
@@ -240,9 +247,10 @@ func TestMetrics(t *testing.T) {
 }
 
 func BenchmarkRecord(b *testing.B) {
-	for name, log := range map[string]*slog.Logger{"kept": nil, "logged": slog.New(slog.NewJSONHandler(discard{}, nil))} {
+	for name, log := range map[string]*slog.Logger{"kept": slog.New(slog.DiscardHandler), "logged": slog.New(slog.NewJSONHandler(discard{}, nil))} {
 		b.Run(name, func(b *testing.B) {
-			l := New(Config{Log: log, Lines: 1e9, LineBurst: 1 << 30})
+			l := newLog(log)
+			l.newLimit = func() *loglimit.Limit { return loglimit.New(1e9, 1<<30) }
 			e := Entry{Sandbox: "s", Kind: Request, Verdict: Allow, Host: "api.example.com", Method: "GET", Path: "/user/repos",
 				Rule: "node/x", Policies: []Policy{{"bearer", "sha256:0123456789abcdef"}}, Secrets: []string{"token"}, Status: 200}
 			b.ReportAllocs()

@@ -14,7 +14,7 @@ func (l *Log) line(e *Entry) {
 		level = slog.LevelWarn
 	}
 	ctx := context.Background()
-	if !l.cfg.Log.Enabled(ctx, level) {
+	if !l.log.Enabled(ctx, level) {
 		return
 	}
 	suppressed, ok := l.limitsOf(e.Sandbox)[level].Allow()
@@ -22,8 +22,8 @@ func (l *Log) line(e *Entry) {
 		l.metrics.suppressed.Inc()
 		return
 	}
-	attrs := e.attrs(l.cfg.Name(e.Sandbox))
-	l.cfg.Log.LogAttrs(ctx, level, "egress", append(attrs, suppressed...)...)
+	attrs := e.attrs(l.name(e.Sandbox))
+	l.log.LogAttrs(ctx, level, "egress", append(attrs, suppressed...)...)
 }
 
 // lastLine logs the number of suppressed lines that no later line has reported, and forgets
@@ -34,7 +34,7 @@ func (l *Log) lastLine(sandbox string) {
 	delete(l.limits, sandbox)
 	l.mu.Unlock()
 	if n := limits[slog.LevelInfo].Suppressed() + limits[slog.LevelWarn].Suppressed(); n > 0 {
-		l.cfg.Log.Info("egress of sandbox ended", "sandbox", sandbox, "suppressed", n)
+		l.log.Info("egress of sandbox ended", "sandbox", sandbox, "suppressed", n)
 	}
 }
 

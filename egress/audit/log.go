@@ -1,14 +1,12 @@
 package audit
 
 import (
-	"cmp"
 	"log/slog"
 	"sync"
 	"unsafe"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
-	"golang.org/x/time/rate"
 
 	"github.com/doze-run/doze/egress/feed"
 	"github.com/doze-run/doze/loglimit"
@@ -21,54 +19,45 @@ const (
 	maxTotalBytes = 128 << 20
 )
 
-// Config configures a Log. Zero fields have their defaults.
-type Config struct {
-	// Lines is the sustained rate of lines per second of each sandbox in the node's
-	// log, by default 10, and LineBurst the burst, by default 1000. Both limits apply
-	// twice, because refusals and failures are counted separately from other entries.
-	// One sandbox writes at most some 500 MB a day, but an installation of a thousand
-	// packages is logged completely.
-	Lines     float64
-	LineBurst int
-	// Log receives the lines. If nil, no lines are written.
-	Log *slog.Logger
-	// Name returns the name of a sandbox for its lines, or "".
-	Name func(sandbox string) string
-}
+// Limits of the lines of each sandbox in the node's log. They apply twice, because refusals
+// and failures are counted separately from other entries. One sandbox writes at most some
+// 500 MB a day, but an installation of a thousand packages is logged completely.
+const (
+	linesPerSecond = 10
+	lineBurst      = 1000
+)
 
 // Log records the flows of all sandboxes. It has no goroutines and is safe for
 // concurrent use. It implements prometheus.Collector.
 type Log struct {
 	prometheus.Collector // of metrics
 
-	cfg     Config
+	log     *slog.Logger
+	name    func(sandbox string) string
 	metrics *metrics
 	feed    *feed.Feed[string, Entry]
 
-	mu     sync.Mutex
-	limits map[string]limits // by sandbox
+	newLimit func() *loglimit.Limit
+	mu       sync.Mutex
+	limits   map[string]limits // by sandbox
 }
 
 // limits bound the lines of a sandbox in the node's log, by level: a flood of harmless
 // requests does not hide a refusal.
 type limits map[slog.Level]*loglimit.Limit
 
-// New returns an empty Log.
-func New(cfg Config) *Log {
-	cfg.Lines = cmp.Or(cfg.Lines, 10)
-	cfg.LineBurst = cmp.Or(cfg.LineBurst, 1000)
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Name == nil {
-		cfg.Name = func(string) string { return "" }
-	}
+// New returns an empty Log, which writes lines to log. name returns the name of a sandbox
+// for its lines, or "".
+func New(log *slog.Logger, name func(sandbox string) string) *Log {
 	entries := feed.New[string](feed.Config[Entry]{
 		Entries: maxEntries, Bytes: maxBytes, TotalBytes: maxTotalBytes, Size: (*Entry).size,
 		Header: func(e *Entry) feed.Header { return feed.Header{Seq: &e.Seq, Time: &e.Time, Dropped: &e.Dropped} },
 	})
 	registry := prometheus.NewRegistry()
-	return &Log{Collector: registry, cfg: cfg, metrics: newMetrics(promauto.With(registry)), feed: entries, limits: map[string]limits{}}
+	return &Log{
+		Collector: registry, log: log, name: name, metrics: newMetrics(promauto.With(registry)), feed: entries,
+		newLimit: func() *loglimit.Limit { return loglimit.New(linesPerSecond, lineBurst) }, limits: map[string]limits{},
+	}
 }
 
 // Record stores an entry, sends it to followers, counts it in the metrics and logs it.
@@ -122,8 +111,7 @@ func (l *Log) limitsOf(sandbox string) limits {
 	defer l.mu.Unlock()
 	limit := l.limits[sandbox]
 	if limit == nil {
-		perSecond := rate.Limit(l.cfg.Lines)
-		limit = limits{slog.LevelInfo: loglimit.New(perSecond, l.cfg.LineBurst), slog.LevelWarn: loglimit.New(perSecond, l.cfg.LineBurst)}
+		limit = limits{slog.LevelInfo: l.newLimit(), slog.LevelWarn: l.newLimit()}
 		l.limits[sandbox] = limit
 	}
 	return limit

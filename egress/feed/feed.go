@@ -171,17 +171,15 @@ func (f *Feed[K, E]) Follow(key K, match func(*E) bool) (entries <-chan E, stop 
 		fl.entries <- e
 	}
 	s.followers[fl] = struct{}{}
-	stop = func() { f.unfollow(key, s, fl) }
+	stop = func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.remove(key, s, fl)
+	}
 	if f.closed {
 		f.remove(key, s, fl)
 	}
 	return fl.entries, stop
-}
-
-func (f *Feed[K, E]) unfollow(key K, s *source[E], fl *follower[E]) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.remove(key, s, fl)
 }
 
 // remove ends a follower, which may have ended. A source without entries is removed with its

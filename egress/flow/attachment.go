@@ -88,9 +88,6 @@ func (a *Attachment) End() {
 	a.Detach()
 }
 
-// Host returns the name that an address stands for.
-func (a *Attachment) Host(addr netip.Addr) (string, bool) { return a.names.Host(addr) }
-
 // TCP implements stack.Handler: it decides on a connection and carries it.
 func (a *Attachment) TCP(ctx context.Context, f *stack.Flow) {
 	to := f.Destination()
@@ -98,9 +95,17 @@ func (a *Attachment) TCP(ctx context.Context, f *stack.Flow) {
 		a.gateway(ctx, f, to.Port())
 		return
 	}
-	d := destination{addr: to.Addr(), port: to.Port(), flow: a.carrier.newFlow()}
-	d.host, _ = a.names.Host(to.Addr())
+	d := destination{port: to.Port(), flow: a.carrier.newFlow()}
+	d.host, d.addr = a.hostOf(to.Addr())
 	a.connect(ctx, d, pendingFlow{f})
+}
+
+// hostOf returns the name that an address stands for, or else the address.
+func (a *Attachment) hostOf(addr netip.Addr) (host string, literal netip.Addr) {
+	if host, ok := a.names.Host(addr); ok {
+		return host, netip.Addr{}
+	}
+	return "", addr
 }
 
 // gateway serves DNS over TCP, and refuses all other ports.
@@ -149,23 +154,14 @@ func (a *Attachment) exceeded(what stack.Exceeded) {
 
 // refusedDatagram records UDP, which is not carried: mostly QUIC.
 func (a *Attachment) refusedDatagram(to netip.AddrPort) {
-	entry := audit.Entry{Kind: audit.Connection, Port: to.Port(), Verdict: audit.Deny, Reason: "UDP is not supported"}
-	if entry.Host, _ = a.names.Host(to.Addr()); entry.Host == "" {
-		entry.Address = to.Addr()
-	}
-	a.record(entry)
+	host, addr := a.hostOf(to.Addr())
+	a.record(audit.Entry{Kind: audit.Connection, Host: host, Address: addr, Port: to.Port(), Verdict: audit.Deny, Reason: "UDP is not supported"})
 }
 
 // pendingFlow is a sandbox's connection that was not accepted yet. It implements pending.
 type pendingFlow struct{ *stack.Flow }
 
-func (f pendingFlow) Accept() (proxy.Conn, error) {
-	conn, err := f.Flow.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return conn, nil
-}
+func (f pendingFlow) Accept() (proxy.Conn, error) { return f.Flow.Accept() }
 
 // Refuse resets the connection, without a reason.
 func (f pendingFlow) Refuse(*problem.Problem) { f.Flow.Refuse() }

@@ -81,7 +81,8 @@ type Carrier struct {
 func NewCarrier(cfg Config) *Carrier {
 	c := &Carrier{
 		cfg: cfg, server: intercept.New(intercept.Config{Certificate: cfg.Certificate, Log: cfg.Log}),
-		Usage: newUsage(), Connections: quota.New(0), wide: quota.New(MaxLargeWindows),
+		Usage:       Usage{quota.New(MaxRequests), quota.New(MaxDials), quota.New(MaxBodies)},
+		Connections: quota.New(0), wide: quota.New(MaxLargeWindows),
 	}
 	// Numbers of earlier runs of the node are lower, unless its clock was set back.
 	c.flows.Store(uint64(time.Now().UnixMicro()))
@@ -127,7 +128,9 @@ type Client struct {
 // NewClient returns a client without a table. An empty id stands for the owner's programs
 // outside of sandboxes.
 func (c *Carrier) NewClient(id sandbox.ID, owner string) *Client {
-	return &Client{carrier: c, ID: id, Owner: owner, Usage: c.Usage.child()}
+	all := c.Usage
+	usage := Usage{all.Requests.Child(MaxClientRequests), all.Dials.Child(MaxClientDials), all.Bodies.Child(MaxClientBodies)}
+	return &Client{carrier: c, ID: id, Owner: owner, Usage: usage}
 }
 
 // SetTable replaces the table of the client, from its next request on.

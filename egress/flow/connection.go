@@ -29,26 +29,10 @@ const (
 // a name.
 type destination struct {
 	host string
-	addr netip.Addr // virtual if host is set
+	addr netip.Addr // set if host is empty
 	port uint16
 	tls  bool   // known after the client's first bytes
 	flow string // the id of the connection, or of a request to the proxy, in the audit log
-}
-
-func (d destination) request() rule.Request {
-	r := rule.Request{Host: d.host, Port: d.port}
-	if d.host == "" {
-		r.Address = d.addr
-	}
-	return r
-}
-
-// literalAddr returns the address of a destination without a name.
-func (d destination) literalAddr() netip.Addr {
-	if d.host != "" {
-		return netip.Addr{}
-	}
-	return d.addr
 }
 
 // pending is a connection that a client has requested and that was not accepted yet.
@@ -71,7 +55,7 @@ type connection struct {
 
 // connect decides on a connection, and refuses it, passes it through or intercepts it.
 func (c *Client) connect(ctx context.Context, to destination, p pending) {
-	conn := &connection{Client: c, pending: p, to: to, began: time.Now(), decision: c.Table().Connect(to.request())}
+	conn := &connection{Client: c, pending: p, to: to, began: time.Now(), decision: c.Table().Connect(rule.Request{Host: to.host, Address: to.addr, Port: to.port})}
 	switch {
 	case conn.decision.Verdict == rule.VerdictDeny:
 		conn.refuse(ctx)
@@ -128,7 +112,7 @@ func (c *connection) inspectTLS(ctx context.Context, p *peekedConn) {
 		c.intercept(ctx, p, "")
 		return
 	case c.mayHideName(hello):
-		c.interceptECH(ctx, p)
+		c.intercept(ctx, p, ReasonECH)
 		return
 	default:
 		c.passThrough(ctx, p)
@@ -144,16 +128,10 @@ func (c *connection) mayHideName(h clienthello.Hello) bool {
 	return h.ECH && !c.carrier.settings.Load().AllowECH
 }
 
-// ReasonECH is why requests are intercepted that no rule inspects.
+// ReasonECH is why requests are intercepted that no rule inspects. The node is a server
+// without ECH, which reads only the outer name. A client that sent noise (GREASE) continues;
+// one that hides a name ends the connection (RFC 9849, section 6.1.6).
 const ReasonECH = "intercepted because its ClientHello has ECH"
-
-// interceptECH intercepts a connection that may hide its server's name. The node is a
-// server without ECH, which reads only the outer name. A client that sent noise (GREASE)
-// continues; one that hides a name ends the connection (RFC 9849, section 6.1.6).
-func (c *connection) interceptECH(ctx context.Context, p *peekedConn) {
-	c.to.tls = true
-	c.intercept(ctx, p, ReasonECH)
-}
 
 // otherHost returns the reason for refusing a connection whose ClientHello names another host.
 func otherHost(h clienthello.Hello) string {
@@ -254,7 +232,7 @@ func (c *connection) passThrough(ctx context.Context, p *peekedConn) {
 
 func (c *connection) dial(ctx context.Context) (net.Conn, error) {
 	return c.carrier.settings.Load().Upstreams.dialer.Dial(ctx, dial.Target{
-		Host: c.to.host, Address: c.to.literalAddr(), Port: c.to.port,
+		Host: c.to.host, Address: c.to.addr, Port: c.to.port,
 		Private: c.decision.Private, Listed: c.to.host == "",
 	})
 }
@@ -274,7 +252,7 @@ func (c *connection) recordFailure(err error) {
 func (c *connection) record(e audit.Entry) {
 	e.Kind, e.Flow, e.Host, e.Port, e.Rule = audit.Connection, c.to.flow, c.to.host, c.to.port, c.decision.Rule
 	if !e.Address.IsValid() {
-		e.Address = c.to.literalAddr()
+		e.Address = c.to.addr
 	}
 	e.Duration = audit.Took(time.Since(c.began))
 	c.Client.record(e)

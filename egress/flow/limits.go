@@ -45,15 +45,6 @@ type Usage struct {
 	Bodies   *quota.Pool // bytes in memory
 }
 
-func newUsage() Usage {
-	return Usage{quota.New(MaxRequests), quota.New(MaxDials), quota.New(MaxBodies)}
-}
-
-// child returns the usage of one client.
-func (u Usage) child() Usage {
-	return Usage{u.Requests.Child(MaxClientRequests), u.Dials.Child(MaxClientDials), u.Bodies.Child(MaxClientBodies)}
-}
-
 // SmallWindow reports whether more requests are under way than may have large windows.
 func (c *Client) SmallWindow() bool {
 	return c.Usage.Requests.Used() > MaxClientLargeWindows || c.carrier.Usage.Requests.Used() > MaxLargeWindows

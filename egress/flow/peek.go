@@ -79,18 +79,6 @@ func requestLine(b []byte) (kind protocol, sure bool) {
 	return protocolOther, false
 }
 
-// isTLS reads the first byte, and reports whether it begins a TLS connection. The byte
-// remains to be read.
-func (p *peekedConn) isTLS() (bool, error) {
-	b := make([]byte, 1)
-	n, err := p.Conn.Read(b)
-	if n == 0 {
-		return false, err
-	}
-	p.first = b
-	return clienthello.IsTLS(b[0]), nil
-}
-
 // hello reads the ClientHello. The bytes remain to be read.
 func (p *peekedConn) hello() (clienthello.Hello, error) {
 	h, read, err := clienthello.Read(io.MultiReader(bytes.NewReader(p.first), p.Conn))

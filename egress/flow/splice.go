@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/tls/clienthello"
 )
 
 // splice copies between client and server until both have ended, closes both and records
@@ -30,7 +31,8 @@ func (c *connection) splice(ctx context.Context, client *peekedConn, server net.
 		client.detached.Store(true)
 		server.Close()
 		back.Wait()
-		c.interceptECH(ctx, client)
+		c.to.tls = true
+		c.intercept(ctx, client, ReasonECH)
 		return
 	} else if errOut != nil {
 		client.Abort()
@@ -80,14 +82,14 @@ func (c *connection) checkFirst(client *peekedConn) error {
 	if client.expectedHost == "" {
 		return nil
 	}
-	switch isTLS, err := client.isTLS(); {
-	case errors.Is(err, io.EOF):
-		return nil // the client sends nothing, and may still receive
-	case err != nil || !isTLS:
-		return err
-	}
 	hello, err := client.hello()
 	switch {
+	case errors.Is(err, clienthello.ErrNotTLS):
+		return nil
+	case len(client.first) == 0 && errors.Is(err, io.EOF):
+		return nil // the client sends nothing, and may still receive
+	case len(client.first) == 0:
+		return err
 	case err != nil:
 		return &deniedError{"its TLS ClientHello is invalid"}
 	case hello.ServerName != "" && serverName(hello) != client.expectedHost:

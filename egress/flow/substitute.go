@@ -6,7 +6,6 @@ import (
 	"net/http"
 
 	"github.com/doze-run/doze/egress/http/intercept"
-	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/placeholder"
 	"github.com/doze-run/doze/problem"
@@ -14,14 +13,6 @@ import (
 
 // errNotOffered refuses a placeholder whose secret exists.
 var errNotOffered = errors.New("no rule that permits this request offers it")
-
-// SecretOf returns the secret that a rule offers to the client.
-func (c *Client) SecretOf(o rule.Offer) secret.ID {
-	if o.Source == rule.Node {
-		return secret.ID{Owner: c.carrier.cfg.Operator, Name: o.Secret}
-	}
-	return secret.ID{Owner: c.Owner, Name: o.Secret}
-}
 
 // substitute replaces placeholders by secrets. An error is a *placeholder.RefusedError, or
 // of reading the body.
@@ -31,7 +22,7 @@ func (q *request) substitute(r *http.Request) (err error) {
 	}
 	value := func(id secret.ID) ([]byte, error) {
 		for _, o := range q.decision.Offers {
-			if q.SecretOf(o) == id {
+			if q.table.SecretOf(o) == id {
 				return q.secrets.Value(id)
 			}
 		}

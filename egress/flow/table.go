@@ -6,6 +6,7 @@ import (
 
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/placeholder"
 )
 
@@ -22,6 +23,11 @@ type Table struct {
 // LayerOf returns the layer that a step or an offer comes from.
 func (t *Table) LayerOf(s rule.Source) *Layer {
 	return t.Policies[slices.Index([]rule.Source{rule.Node, rule.Owner, rule.Sandbox}, s)]
+}
+
+// SecretOf returns the secret that a rule offers.
+func (t *Table) SecretOf(o rule.Offer) secret.ID {
+	return secret.ID{Owner: t.LayerOf(o.Source).Owner, Name: o.Secret}
 }
 
 // Layer is a set of rules, with the policies that they use. It is immutable.

@@ -65,7 +65,7 @@ type call struct {
 }
 
 func (c *call) begin(i *instance, limit time.Duration) {
-	*c = call{Context: context.Background(), instance: i, features: i.features, limit: limit, secrets: noSecrets{}}
+	*c = call{Context: context.Background(), instance: i, features: i.features, limit: limit}
 }
 
 // run starts the clock of a phase.
@@ -157,8 +157,7 @@ func (i *instance) denial(err error) *Denial {
 
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
-	line = strings.TrimSuffix(line, " (recovered by wazero)")
-	return line
+	return strings.TrimSuffix(line, " (recovered by wazero)")
 }
 
 // inExchange ends a guest that accesses the exchange while it starts.

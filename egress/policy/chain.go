@@ -75,10 +75,7 @@ func (c *Chain) Request(s Step) (stop bool) {
 	c.running, c.last, c.awaited, c.wrote = i, p.name, false, nil
 	call := &i.call
 	call.begin(i, p.host.config.TimeLimit)
-	call.chain, call.writer, call.r, call.namespace = c, c.inner, c.r, s.Namespace
-	if s.Secrets != nil {
-		call.secrets = s.Secrets
-	}
+	call.chain, call.writer, call.r, call.namespace, call.secrets = c, c.inner, c.r, s.Namespace, s.Secrets
 	pass, context, err := i.handleRequest()
 	if err == nil && call.denied == nil && pass {
 		err = call.sendRequest()

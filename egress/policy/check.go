@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,8 +20,8 @@ const (
 // check returns all reasons why a module is not a valid policy, as a joined error.
 func check(m *meter.Module) error {
 	errs := []error{
-		exports(m, handleRequest, meter.Signature{Results: []byte{meter.I64}}, "() -> (i64)"),
-		exports(m, handleResponse, meter.Signature{Params: []byte{meter.I32, meter.I32}}, "(i32, i32) -> ()"),
+		exports(m, handleRequest, "() -> (i64)"),
+		exports(m, handleResponse, "(i32, i32) -> ()"),
 	}
 	if e, ok := m.Exports["memory"]; !ok || e.Kind != meter.Memory {
 		errs = append(errs, errors.New("it does not export its memory as `memory`"))
@@ -38,12 +37,12 @@ func check(m *meter.Module) error {
 	return errors.Join(errs...)
 }
 
-func exports(m *meter.Module, name string, want meter.Signature, text string) error {
+func exports(m *meter.Module, name, want string) error {
 	switch e, ok := m.Exports[name]; {
 	case !ok:
 		return fmt.Errorf("it does not export `%s`: with Go, write `//go:wasmexport %s` and build with GOOS=wasip1 GOARCH=wasm -buildmode=c-shared", name, name)
-	case e.Kind != meter.Function || !same(e.Signature, want):
-		return fmt.Errorf("its `%s` is not %s", name, text)
+	case e.Kind != meter.Function || signature(e.Signature) != want:
+		return fmt.Errorf("its `%s` is not %s", name, want)
 	}
 	return nil
 }
@@ -57,15 +56,11 @@ func imports(i meter.Imported) error {
 	if at < 0 {
 		return fmt.Errorf("it imports %.80q, which %s does not have", i.Name, i.Module)
 	}
-	if f := offered[at]; !same(i.Signature, meter.Signature{Params: f.params, Results: f.results}) {
-		return fmt.Errorf("it imports %s of %s as %s: it is %s", i.Name, i.Module,
-			signature(i.Signature), signature(meter.Signature{Params: f.params, Results: f.results}))
+	got, want := signature(i.Signature), signature(meter.Signature{Params: offered[at].params, Results: offered[at].results})
+	if got != want {
+		return fmt.Errorf("it imports %s of %s as %s: it is %s", i.Name, i.Module, got, want)
 	}
 	return nil
-}
-
-func same(a, b meter.Signature) bool {
-	return bytes.Equal(a.Params, b.Params) && bytes.Equal(a.Results, b.Results)
 }
 
 func signature(s meter.Signature) string { return types(s.Params) + " -> " + types(s.Results) }

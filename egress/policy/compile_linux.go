@@ -57,10 +57,8 @@ func runCompiler(ctx context.Context, program string, binary []byte, dir string,
 	// The node's own environment may contain secrets and is not passed on.
 	c.Env = []string{"GOTRACEBACK=none", "GOMAXPROCS=" + strconv.Itoa(compileWorkers), "GOMEMLIMIT=" + fmt.Sprint(l.bytes*3/4)}
 	c.Stdin = bytes.NewReader(binary)
-	output := &bounded{limit: maxCompilerOutput}
-	c.Stderr = output
-	err := c.Run()
-	var exit *exec.ExitError
+	_, err := c.Output() // none; the start of stderr is in the error
+	exit, exited := errors.AsType[*exec.ExitError](err)
 	switch {
 	case err == nil:
 		return nil
@@ -68,18 +66,19 @@ func runCompiler(ctx context.Context, program string, binary []byte, dir string,
 		return ctx.Err()
 	case limited.Err() != nil:
 		return errors.New("compile a policy: the node is too busy; try again later")
-	case !errors.As(err, &exit):
+	case !exited:
 		return fmt.Errorf("compile a policy: %w", err)
 	}
+	output := string(exit.Stderr[:min(len(exit.Stderr), maxCompilerOutput)])
 	switch {
 	case exit.ExitCode() == exitTooLong || killedTooLate(exit, l.seconds):
 		return &compilerError{fmt.Sprintf("compiling it takes more than %d s of processor time: split its largest functions, or make it smaller", l.seconds)}
 	case exit.ExitCode() == exitInvalid:
-		return &compilerError{output.String()}
-	case noMemory(exit, output.String(), l.bytes):
+		return &compilerError{output}
+	case noMemory(exit, output, l.bytes):
 		return &compilerError{fmt.Sprintf("compiling it takes more than %d MiB of memory: split its largest functions, or make it smaller", l.bytes>>20)}
 	}
-	return fmt.Errorf("compile a policy: %w: %s", err, firstLine(output.String()))
+	return fmt.Errorf("compile a policy: %w: %s", err, firstLine(output))
 }
 
 // killedTooLate reports whether the kernel killed the compiler at the hard limit of its
@@ -100,19 +99,6 @@ func noMemory(exit *exec.ExitError, output string, limit uint64) bool {
 	usage, ok := exit.SysUsage().(*syscall.Rusage)
 	much := ok && uint64(usage.Maxrss)<<10 >= limit/4
 	return strings.Contains(output, "memory") || much && strings.Contains(output, "thread")
-}
-
-// bounded stores the first limit bytes that are written.
-type bounded struct {
-	bytes.Buffer
-	limit int
-}
-
-func (b *bounded) Write(p []byte) (int, error) {
-	if n := min(len(p), b.limit-b.Len()); n > 0 {
-		b.Buffer.Write(p[:n])
-	}
-	return len(p), nil
 }
 
 // compilerMain is the main function of the compiler's process, and returns its exit
@@ -149,21 +135,21 @@ func limit(l limits) error {
 	if err != nil {
 		return err
 	}
-	most := before + l.bytes
-	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: most, Max: most}); err != nil {
-		return err
-	}
 	tooLong := make(chan os.Signal, 1)
 	signal.Notify(tooLong, unix.SIGXCPU)
 	go func() { // ends with the process
 		<-tooLong
 		os.Exit(exitTooLong)
 	}()
-	if err := unix.Setrlimit(unix.RLIMIT_CPU, &unix.Rlimit{Cur: l.seconds, Max: l.seconds + 5}); err != nil {
-		return err
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return err
+	most := before + l.bytes
+	for resource, limit := range map[int]unix.Rlimit{
+		unix.RLIMIT_DATA: {Cur: most, Max: most},
+		unix.RLIMIT_CPU:  {Cur: l.seconds, Max: l.seconds + 5},
+		unix.RLIMIT_CORE: {},
+	} {
+		if err := unix.Setrlimit(resource, &limit); err != nil {
+			return err
+		}
 	}
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, int(l.nice))
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)

@@ -1,9 +1,9 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/tetratelabs/wazero/api"
@@ -12,17 +12,9 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// code is an error result of a function of doze_egress_v1.
-type code int32
-
-const (
-	codeUnknown     code = -1
-	codeNotAllowed  code = -2
-	codeBadArgument code = -3
-	codeLimit       code = -4
-)
-
-func (c code) Error() string { return fmt.Sprintf("error %d of doze_egress_v1", int32(c)) }
+// coded are the errors that functions of doze_egress_v1 return: -1 for the first, -2 for
+// the second, and so on.
+var coded = []error{secret.ErrUnknown, secret.ErrNotAllowed, secret.ErrBadArgument, secret.ErrLimit}
 
 // Limits on the data that a policy passes to be signed or encoded.
 const (
@@ -61,7 +53,7 @@ var egressFunctions = []function{
 		s[0] = c.stored(func(k *space, now time.Time) (int64, error) {
 			v, ok := k.get(key, now)
 			if !ok {
-				return 0, codeUnknown
+				return 0, secret.ErrUnknown
 			}
 			return int64(write(c, v, s[2], s[3])), nil
 		})
@@ -91,21 +83,12 @@ func ttl(ms uint64) time.Duration {
 // resultOf returns the result for an error. Errors without a code end the guest: it must
 // not go on as if it had the secret.
 func resultOf(err error) uint64 {
-	c, ok := err.(code)
-	switch {
-	case ok:
-	case errors.Is(err, secret.ErrUnknown):
-		c = codeUnknown
-	case errors.Is(err, secret.ErrNotAllowed):
-		c = codeNotAllowed
-	case errors.Is(err, secret.ErrBadArgument):
-		c = codeBadArgument
-	case errors.Is(err, secret.ErrLimit):
-		c = codeLimit
-	default:
-		panic(&failure{err.Error(), problem.SecretNotAllowed})
+	for i, known := range coded {
+		if errors.Is(err, known) {
+			return uint64(uint32(-1 - i))
+		}
 	}
-	return uint64(uint32(c))
+	panic(&failure{err.Error(), problem.SecretNotAllowed})
 }
 
 // secretFunction returns a function that uses secrets, before the request is sent. Its
@@ -113,7 +96,7 @@ func resultOf(err error) uint64 {
 func secretFunction(name string, n int, use func(*call, []uint64) ([]byte, error)) function {
 	return function{name, params(n), params(1), func(c *call, s []uint64) {
 		if c.phase != beforeNext {
-			s[0] = resultOf(codeNotAllowed)
+			s[0] = resultOf(secret.ErrNotAllowed)
 			return
 		}
 		v, err := use(c, s)
@@ -127,7 +110,7 @@ func secretFunction(name string, n int, use func(*call, []uint64) ([]byte, error
 
 func (c *call) secretRef(name string) ([]byte, error) {
 	if name == "" || len(name) > maxSecretName {
-		return nil, codeBadArgument
+		return nil, secret.ErrBadArgument
 	}
 	ref, err := c.secrets.Reference(name)
 	return []byte(ref), err
@@ -135,7 +118,7 @@ func (c *call) secretRef(name string) ([]byte, error) {
 
 func (c *call) encode(encoding int32, text string) ([]byte, error) {
 	if encoding < 0 || encoding > 3 || len(text) > maxEncode {
-		return nil, codeBadArgument
+		return nil, secret.ErrBadArgument
 	}
 	ref, err := c.secrets.Encode(encoding, text)
 	return []byte(ref), err
@@ -145,29 +128,29 @@ func (c *call) encode(encoding int32, text string) ([]byte, error) {
 // little-endian, and as many bytes.
 func (c *call) hmac(name, prefix string, list []byte) ([]byte, error) {
 	if name == "" || len(name) > maxSecretName || len(prefix) > maxSecretName || len(list) > maxSign {
-		return nil, codeBadArgument
+		return nil, secret.ErrBadArgument
 	}
 	var parts [][]byte
 	for len(list) > 0 {
 		if len(list) < 4 || uint64(binary.LittleEndian.Uint32(list)) > uint64(len(list)-4) || len(parts) == maxParts {
-			return nil, codeBadArgument
+			return nil, secret.ErrBadArgument
 		}
 		n := binary.LittleEndian.Uint32(list)
 		parts = append(parts, list[4:4+n])
 		list = list[4+n:]
 	}
 	if len(parts) == 0 {
-		return nil, codeBadArgument
+		return nil, secret.ErrBadArgument
 	}
 	return c.secrets.HMAC(name, prefix, parts)
 }
 
 func (c *call) sign(name string, algorithm int32, data []byte) ([]byte, error) {
 	if name == "" || len(name) > maxSecretName || len(data) > maxSign || algorithm < 1 || algorithm > 3 {
-		return nil, codeBadArgument
+		return nil, secret.ErrBadArgument
 	}
 	if c.signs++; c.signs > maxSigns {
-		return nil, codeLimit
+		return nil, secret.ErrLimit
 	}
 	return c.secrets.Sign(name, algorithm, data)
 }
@@ -178,10 +161,7 @@ func (c *call) deny(reason []byte) {
 	if c.denied != nil {
 		return
 	}
-	text := printable(string(reason[:min(len(reason), 2*maxReason)]), maxReason)
-	if text == "" {
-		text = "denied by a policy"
-	}
+	text := cmp.Or(printable(string(reason[:min(len(reason), 2*maxReason)]), maxReason), "denied by a policy")
 	c.denied = &Denial{Policy: c.instance.policy.name, Reason: text, Code: problem.PolicyDenied}
 }
 
@@ -198,8 +178,7 @@ func (c *call) stored(f func(*space, time.Time) (int64, error)) (result uint64) 
 	c.inExchange()
 	p := c.instance.policy
 	now := p.host.config.Now()
-	result = resultOf(codeLimit)
-	p.host.kv.use(spaceName(p.name, c.namespace), now, func(s *space) {
+	if !p.host.kv.use(spaceName(p.name, c.namespace), now, func(s *space) {
 		if p.forgotten.Load() { // checked under the lock: the space may be newer than Forget
 			s = &space{entries: map[string]entry{}}
 		}
@@ -209,6 +188,8 @@ func (c *call) stored(f func(*space, time.Time) (int64, error)) (result uint64) 
 			return
 		}
 		result = uint64(n)
-	})
+	}) {
+		return resultOf(secret.ErrLimit)
+	}
 	return result
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"io"
 	"log/slog"
 	"net/http"
@@ -32,7 +33,10 @@ const maxMethod = 64
 // handlerFunctions are the module http_handler.
 var handlerFunctions = []function{
 	{"enable_features", params(1), params(1), func(c *call, s []uint64) {
-		c.enable(uint32(s[0]))
+		if c.phase == afterNext {
+			fail("it enabled features after the request was sent")
+		}
+		c.features |= uint32(s[0]) & allFeatures
 		s[0] = uint64(c.features)
 	}},
 	{"get_config", params(2), params(1), func(c *call, s []uint64) {
@@ -90,14 +94,6 @@ func textFunction[T string | []byte](name string, text func(*call) T) function {
 	}}
 }
 
-func (c *call) enable(features uint32) {
-	features &= allFeatures
-	if c.phase == afterNext {
-		fail("it enabled features after the request was sent")
-	}
-	c.features |= features
-}
-
 // levels of a log, as guests number them; 3 is none.
 var levels = map[int32]slog.Level{-1: slog.LevelDebug, 0: slog.LevelInfo, 1: slog.LevelWarn, 2: slog.LevelError}
 
@@ -125,9 +121,7 @@ func (c *call) setMethod(method string) {
 // setURI changes the path and query. The request's destination does not change.
 func (c *call) setURI(s string) {
 	c.beforeNext("sets the URI")
-	if s == "" {
-		s = "/"
-	}
+	s = cmp.Or(s, "/")
 	if len(s) > maxURI {
 		fail("its URI has more than %d bytes", maxURI)
 	}
@@ -210,12 +204,7 @@ func (c *call) currentResponse(what string) *response {
 	return nil
 }
 
-func (a *response) statusCode() int {
-	if a.status == 0 {
-		return http.StatusOK
-	}
-	return a.status
-}
+func (a *response) statusCode() int { return cmp.Or(a.status, http.StatusOK) }
 
 func (c *call) names(kind uint32) []string {
 	h, _ := c.fields(kind, false)

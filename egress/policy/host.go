@@ -264,9 +264,6 @@ func (h *Host) Modules() int {
 // Compilers returns the number of running compilers.
 func (h *Host) Compilers() int { return len(h.compiling) }
 
-// Instances returns the number of instances of all policies.
-func (h *Host) Instances() int { return len(h.instances) }
-
 var errClosed = errors.New("the policy host is closed")
 
 // maxCompilers is the maximum number of concurrent compilers. Each takes a core or two,
@@ -285,78 +282,73 @@ func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, 
 		return nil, &CompileError{name, fmt.Errorf("it has %d bytes; use at most %d: build without debug information, and without packages that are large (net/http, fmt)", len(wasm), h.config.MaxModule)}
 	}
 	sum := sha256.Sum256(wasm)
-	digest := hex.EncodeToString(sum[:])
-	done, p, err := h.begin(ctx, digest)
-	if _, ok := errors.AsType[*compilerError](err); ok {
-		return nil, &CompileError{name, err}
-	}
-	if err != nil {
-		return nil, err
-	}
-	if p != nil {
-		return newModule(name, p), nil
-	}
-	defer done()
-	p, err = h.compile(ctx, digest, wasm)
-	if err != nil && ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	p, err := h.program(ctx, hex.EncodeToString(sum[:]), wasm)
 	if invalid, ok := errors.AsType[*compilerError](err); ok {
-		if len(h.refused) >= maxRefused {
-			clear(h.refused)
-		}
-		h.refused[digest] = invalid
 		return nil, &CompileError{name, invalid}
 	}
 	if err != nil {
 		return nil, err
 	}
-	if h.closed {
-		return nil, errors.Join(errClosed, p.close())
-	}
-	h.programs[digest] = p
 	return newModule(name, p), nil
 }
 
 // maxRefused bounds the cache of refused modules, which saves compiling them again.
 const maxRefused = 1000
 
-// begin returns an existing program, with one more reference, or lets the caller compile
-// it until done is called. Other callers with the same digest wait until then. Errors: the
-// *compilerError of a module that was refused before, or ctx.Err().
-func (h *Host) begin(ctx context.Context, digest string) (done func(), p *program, err error) {
+// program returns the program of a module, with one more reference. It compiles the module
+// unless it is compiled, or was refused, already. Other callers with the same digest wait
+// until then. Errors: *compilerError, ctx.Err(), or a problem of the node.
+func (h *Host) program(ctx context.Context, digest string, wasm []byte) (*program, error) {
 	for {
 		h.mu.Lock()
-		if p := h.programs[digest]; p != nil {
+		p, err, running := h.programs[digest], h.refused[digest], h.pending[digest]
+		switch {
+		case p != nil:
 			p.references++
-			h.mu.Unlock()
-			return nil, p, nil
-		}
-		if err := h.refused[digest]; err != nil {
-			h.mu.Unlock()
-			return nil, nil, err
-		}
-		other := h.pending[digest]
-		if other == nil {
-			mine := make(chan struct{})
-			h.pending[digest] = mine
-			h.mu.Unlock()
-			return func() {
-				h.mu.Lock()
-				delete(h.pending, digest)
-				h.mu.Unlock()
-				close(mine)
-			}, nil, nil
+		case err == nil && running == nil:
+			h.pending[digest] = make(chan struct{})
 		}
 		h.mu.Unlock()
+		switch {
+		case p != nil || err != nil:
+			return p, err
+		case running == nil:
+			return h.newProgram(ctx, digest, wasm)
+		}
 		select {
-		case <-other:
+		case <-running:
 		case <-ctx.Done():
-			return nil, nil, ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
+}
+
+// newProgram compiles a module that is pending.
+func (h *Host) newProgram(ctx context.Context, digest string, wasm []byte) (*program, error) {
+	defer func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		close(h.pending[digest])
+		delete(h.pending, digest)
+	}()
+	p, err := h.compile(ctx, digest, wasm)
+	if err != nil && ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch _, invalid := errors.AsType[*compilerError](err); {
+	case invalid:
+		if len(h.refused) >= maxRefused {
+			clear(h.refused)
+		}
+		h.refused[digest] = err
+	case err == nil && h.closed:
+		err = errors.Join(errClosed, p.close())
+	case err == nil:
+		h.programs[digest] = p
+	}
+	return p, err
 }
 
 // Compiled returns the module of a digest (sha256:<hex>) under a name, if its code is

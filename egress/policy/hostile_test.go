@@ -94,7 +94,7 @@ func TestHostileGuestsAreDenied(t *testing.T) {
 			if x.Cut != tt.response {
 				t.Errorf("the response is cut: %v", x.Cut)
 			}
-			if n := h.Instances(); n != 0 {
+			if n := len(h.instances); n != 0 {
 				t.Errorf("%d instances are left", n)
 			}
 		})
@@ -134,7 +134,7 @@ func TestHostileGuestsDoNotStart(t *testing.T) {
 			if !errors.As(err, &start) || !strings.Contains(start.Reason, tt.reason) {
 				t.Fatalf("got %v, want %q", err, tt.reason)
 			}
-			if n := h.Instances(); n != 0 {
+			if n := len(h.instances); n != 0 {
 				t.Errorf("%d instances are left", n)
 			}
 		})
@@ -241,13 +241,13 @@ func TestAfterAFailureTheNextExchangeHasAFreshInstance(t *testing.T) {
 
 func TestDenialsContainTheMessageOfAPanic(t *testing.T) {
 	h := newHost(t, nil)
-	m := compile(t, h, "bearer", guest(t, bearer))
-	_, err := m.Configure(t.Context(), nil)
-	if err == nil || !strings.Contains(err.Error(), "the configuration has to be the name of a secret") {
+	m := compile(t, h, "script", guest(t, script))
+	_, err := m.Configure(t.Context(), []byte(`["start panic \"bad start\""]`))
+	if err == nil || !strings.Contains(err.Error(), "bad start") {
 		t.Errorf("got %v", err)
 	}
-	_, x := exchange(configure(t, m, "unknown"), request("GET", "/"), nil)
-	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "unknown secret") || !strings.Contains(x.Denied.Detail, "goroutine") {
+	_, x := exchange(configure(t, m, `["request panic \"bad request\""]`), request("GET", "/"), nil)
+	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "bad request") || !strings.Contains(x.Denied.Detail, "goroutine") {
 		t.Errorf("got %+v", x.Denied)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"sync"
 	"time"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 // Limits on a namespace of a policy.
@@ -156,11 +158,11 @@ func (s *space) get(key string, now time.Time) ([]byte, bool) {
 
 func (s *space) set(key string, value []byte, ttl time.Duration, now time.Time) error {
 	if len(key) == 0 || len(key) > maxKey || len(value) > maxValue || ttl < 0 {
-		return codeBadArgument
+		return secret.ErrBadArgument
 	}
 	if !s.fits(key, value) {
 		if s.expire(now); !s.fits(key, value) {
-			return codeLimit
+			return secret.ErrLimit
 		}
 	}
 	e := entry{value: append([]byte(nil), value...)}
@@ -193,12 +195,12 @@ func (s *space) add(key string, delta int64, ttl time.Duration, now time.Time) (
 		return delta, s.set(key, binary.LittleEndian.AppendUint64(nil, uint64(delta)), ttl, now)
 	}
 	if len(value) != 8 {
-		return 0, codeBadArgument
+		return 0, secret.ErrBadArgument
 	}
 	old := int64(binary.LittleEndian.Uint64(value))
 	sum := old + delta
 	if (sum > old) != (delta > 0) && delta != 0 { // overflow
-		return 0, codeLimit
+		return 0, secret.ErrLimit
 	}
 	binary.LittleEndian.PutUint64(value, uint64(sum))
 	s.mark(1 << pageOf(key))

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 func TestStoredValuesExpire(t *testing.T) {
@@ -36,7 +38,7 @@ func TestCountersDoNotOverflow(t *testing.T) {
 		step := most>>62 | 1 // 1 or -1
 		for i, delta := range []int64{most - step, step, step, most} {
 			n, err := s.add("n", delta, 0, now)
-			if (err == nil) != (i < 2) || err != nil && !errors.Is(err, codeLimit) {
+			if (err == nil) != (i < 2) || err != nil && !errors.Is(err, secret.ErrLimit) {
 				t.Errorf("%d: %d, %v", delta, n, err)
 			}
 		}
@@ -84,10 +86,10 @@ func TestANamespaceIsBounded(t *testing.T) {
 	if _, err := fill(maxKeys, "", 0); err != nil {
 		t.Error(err)
 	}
-	if _, err := fill(maxKeys+1, "", 0); !errors.Is(err, codeLimit) {
+	if _, err := fill(maxKeys+1, "", 0); !errors.Is(err, secret.ErrLimit) {
 		t.Errorf("one key too many: %v", err)
 	}
-	if _, err := fill(260, strings.Repeat("x", maxValue), 0); !errors.Is(err, codeLimit) {
+	if _, err := fill(260, strings.Repeat("x", maxValue), 0); !errors.Is(err, secret.ErrLimit) {
 		t.Errorf("more than 1 MiB: %v", err)
 	}
 	s, _ := fill(maxKeys, "", time.Second)
@@ -100,7 +102,7 @@ func TestANamespaceIsBounded(t *testing.T) {
 		"long value":   s.set("k", make([]byte, maxValue+1), 0, now),
 		"negative ttl": s.set("k", nil, -1, now),
 	} {
-		if !errors.Is(err, codeBadArgument) {
+		if !errors.Is(err, secret.ErrBadArgument) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -50,9 +50,9 @@ var built struct {
 	modules       map[string][]byte
 }
 
-// The guests: one with a secret and one with a script as its configuration.
+// The guests: a policy that doze ships, and one with a script as its configuration.
 const (
-	bearer = "./testdata/bearer"
+	bearer = "../../policies/bearer"
 	script = "../../policies/sdk/sdktest/testdata/script/guest"
 )
 
@@ -121,7 +121,7 @@ func configure(t testing.TB, m *Module, config string) *Policy {
 }
 
 // secrets is a source of secrets whose references contain the names of the secrets.
-type secrets struct{ noSecrets }
+type secrets struct{ secret.Source }
 
 func (secrets) Reference(name string) (string, error) {
 	if name == "unknown" {

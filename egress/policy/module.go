@@ -8,6 +8,7 @@ import (
 	"github.com/tetratelabs/wazero"
 
 	"github.com/doze-run/doze/egress/policy/meter"
+	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
 // program is the machine code of a module. It has its own runtime, so that closing it
@@ -56,7 +57,7 @@ type Module struct {
 	// policies that are configured after it is set. Both may be empty. Lines is called
 	// concurrently and must not block.
 	Owner string
-	Lines func(Line)
+	Lines func(policylog.Line)
 
 	name     string
 	program  *program
@@ -64,12 +65,6 @@ type Module struct {
 }
 
 func newModule(name string, p *program) *Module { return &Module{name: name, program: p} }
-
-// Name returns the name under which the module was compiled.
-func (m *Module) Name() string { return m.name }
-
-// Digest returns the SHA-256 of the module's bytes, in hexadecimal.
-func (m *Module) Digest() string { return m.program.digest }
 
 // Release releases the module. It is idempotent. Policies that were configured from the
 // module remain usable; its code is closed when the last of them has ended.

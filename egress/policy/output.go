@@ -7,6 +7,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/loglimit"
 )
 
@@ -22,22 +23,11 @@ const (
 	logRate  = 2 // per second
 )
 
-// Line is a line that a policy wrote, with the host function log or to its output.
-type Line struct {
-	Level slog.Level
-	Text  string // printable, in one line of at most 1 KiB
-	// Flow, Sandbox and SandboxName identify the exchange in which the line was written.
-	// They are empty while an instance starts.
-	Flow        string
-	Sandbox     string // id
-	SandboxName string
-}
-
 // logger forwards the lines that a policy writes: all to sink, for the owner, and those
 // within limit to the node's log.
 type logger struct {
 	log   *slog.Logger
-	sink  func(Line) // may be nil
+	sink  func(policylog.Line) // may be nil
 	limit *loglimit.Limit
 }
 
@@ -48,7 +38,7 @@ func (l *logger) enabled(level slog.Level) bool {
 
 // line forwards a line. c is the exchange in which it was written, or nil.
 func (l *logger) line(level slog.Level, text string, c *Chain) {
-	line := Line{Level: level, Text: text}
+	line := policylog.Line{Level: policylog.Level(strings.ToLower(level.String())), Text: text}
 	if c != nil {
 		line.Flow, line.Sandbox, line.SandboxName = c.Flow, c.Sandbox.ID, c.Sandbox.Name
 	}
@@ -124,15 +114,13 @@ func (o *output) reason() string {
 
 // printable converts a text of a policy to a single line of at most limit bytes.
 func printable(s string, limit int) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
 			return r
 		}
 		return ' '
-	}, s)
-	s = strings.TrimSpace(s)
-	if len(s) <= limit {
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+	if s = strings.TrimSpace(s); len(s) <= limit {
 		return s
 	}
 	for limit > 0 && !utf8.RuneStart(s[limit]) {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	. "github.com/doze-run/doze/egress/internal/wat"
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -45,12 +46,12 @@ func TestLogEnabledReportsLoggedLevels(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		log  slog.Level
-		line func(Line)
+		line func(policylog.Line)
 		want map[int32]int
 	}{
 		{"a log without debug", slog.LevelInfo, nil, map[int32]int{-2: 0, -1: 0, 0: 1, 1: 1, 2: 1, 3: 0, 4: 0}},
 		{"a log of errors", slog.LevelError, nil, map[int32]int{-1: 0, 0: 0, 1: 0, 2: 1, 3: 0}},
-		{"a sink for all lines", slog.LevelError, func(Line) {}, map[int32]int{-2: 0, -1: 1, 0: 1, 1: 1, 2: 1, 3: 0}},
+		{"a sink for all lines", slog.LevelError, func(policylog.Line) {}, map[int32]int{-2: 0, -1: 1, 0: 1, 1: 1, 2: 1, 3: 0}},
 	} {
 		h := newHost(t, func(config *Config) {
 			config.Log = slog.New(slog.NewTextHandler(&bytes.Buffer{}, &slog.HandlerOptions{Level: c.log}))
@@ -71,21 +72,21 @@ func TestLinesHaveTheExchangeInWhichTheyWereWritten(t *testing.T) {
 	m := Handler(imported("log", "wasi_snapshot_preview1.fd_write"), "\x08\x00\x00\x00\x05\x00\x00\x00print", Code(
 		I32Const(-1), I32Const(8), I32Const(3), Call(0), I32Const(1), I32Const(0), I32Const(1), I32Const(100), Call(1), Drop, pass), none)
 	m.Funcs = append(m.Funcs, Func{Export: "_initialize", Body: Code(I32Const(1), I32Const(8), I32Const(5), Call(0), End)})
-	var lines []Line
+	var lines []policylog.Line
 	var log bytes.Buffer
 	h := newHost(t, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	c := compile(t, h, "talks", m.Binary())
 	c.Owner = "ann"
-	c.Lines = func(l Line) { lines = append(lines, l) }
+	c.Lines = func(l policylog.Line) { lines = append(lines, l) }
 	p := configure(t, c, "")
 	info := Info{Flow: "f1", Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Owner: "ann"}}
 	if x := run(httptest.NewRecorder(), request("GET", "/"), info, []Step{{Policy: p}}, noUpstream); x.Denied != nil {
 		t.Fatal(x.Denied)
 	}
-	want := []Line{
-		{Level: slog.LevelWarn, Text: "print"},
-		{Level: slog.LevelDebug, Text: "pri", Flow: "f1", Sandbox: "k3f9x2m7q1az", SandboxName: "shop"},
-		{Level: slog.LevelInfo, Text: "print", Flow: "f1", Sandbox: "k3f9x2m7q1az", SandboxName: "shop"},
+	want := []policylog.Line{
+		{Level: policylog.Warn, Text: "print"},
+		{Level: policylog.Debug, Text: "pri", Flow: "f1", Sandbox: "k3f9x2m7q1az", SandboxName: "shop"},
+		{Level: policylog.Info, Text: "print", Flow: "f1", Sandbox: "k3f9x2m7q1az", SandboxName: "shop"},
 	}
 	testkit.Diff(t, "the lines", lines, want)
 	for _, attribute := range []string{"policy=talks", "sandbox=k3f9x2m7q1az", "flow=f1", "owner=ann"} {

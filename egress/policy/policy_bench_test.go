@@ -11,7 +11,7 @@ var noUpstream = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 // BenchmarkBearer measures a call of a small policy in Go, including the chain.
 func BenchmarkBearer(b *testing.B) {
 	h := newHost(b, nil)
-	p := configure(b, compile(b, h, "bearer", guest(b, bearer)), "token")
+	p := configure(b, compile(b, h, "bearer", guest(b, bearer)), "")
 	steps := []Step{{Policy: p, Secrets: secrets{}}}
 	r, w := request("GET", "/user"), httptest.NewRecorder()
 	b.ReportAllocs()
@@ -57,7 +57,7 @@ func BenchmarkReplaceGo(b *testing.B) {
 // request.
 func BenchmarkStartGo(b *testing.B) {
 	h := newHost(b, nil)
-	p := configure(b, compile(b, h, "bearer", guest(b, bearer)), "token")
+	p := configure(b, compile(b, h, "bearer", guest(b, bearer)), "")
 	b.ReportAllocs()
 	for b.Loop() {
 		i, err := p.start(b.Context())

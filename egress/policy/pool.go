@@ -82,9 +82,6 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 	return p, nil
 }
 
-// Name returns the name of the policy's module.
-func (p *Policy) Name() string { return p.name }
-
 // Digest returns the digest of the policy's module: sha256: and 64 hexadecimal digits.
 func (p *Policy) Digest() string { return p.digest }
 

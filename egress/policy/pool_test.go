@@ -71,7 +71,7 @@ func TestInstancesAreBoundedAndWaitersAreDeniedInTime(t *testing.T) {
 			t.Errorf("it waited %v", waited)
 		}
 		release()
-		if n := h.Instances(); n != 2 {
+		if n := len(h.instances); n != 2 {
 			t.Errorf("%d instances", n)
 		}
 		if _, x = exchange(p, request("GET", "/"), nil); x.Denied != nil {
@@ -106,7 +106,7 @@ func TestWaitingForAnInstanceMayTakeLongerThanACall(t *testing.T) {
 				}
 			}
 		}
-		if n := h.Instances(); n > 2 || h.short.Load() != 0 {
+		if n := len(h.instances); n > 2 || h.short.Load() != 0 {
 			t.Errorf("%d instances, %d wait", n, h.short.Load())
 		}
 	})
@@ -178,18 +178,18 @@ func TestAnInstanceIsHeldOnlyForResponsesThatItHandles(t *testing.T) {
 func TestIdleInstancesEnd(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.IdleLimit = time.Hour })
 	p := configure(t, compile(t, h, "responder", responder()), "")
-	if n := h.Instances(); n != 1 {
+	if n := len(h.instances); n != 1 {
 		t.Fatalf("%d instances", n)
 	}
 	p.trim(time.Now().Add(-time.Minute))
-	if n := h.Instances(); n != 1 {
+	if n := len(h.instances); n != 1 {
 		t.Errorf("%d instances: one was used just now", n)
 	}
 	if n := p.Memory(); n != pageSize {
 		t.Errorf("%d bytes of memory", n)
 	}
 	p.trim(time.Now())
-	if n := h.Instances(); n != 0 {
+	if n := len(h.instances); n != 0 {
 		t.Errorf("%d instances", n)
 	}
 }
@@ -209,7 +209,7 @@ func TestAllPoliciesTogetherAreBounded(t *testing.T) {
 		if _, x := exchange(all[3], request("GET", "/"), nil); x.Denied != nil {
 			t.Errorf("denied: %+v", x.Denied)
 		}
-		if n := h.Instances(); n > 2 {
+		if n := len(h.instances); n > 2 {
 			t.Errorf("%d instances", n)
 		}
 	})
@@ -244,7 +244,7 @@ func TestAModuleIsCompiledOnceAndClosedAfterItsLastUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.program != b.program || a.Digest() != b.Digest() || len(a.Digest()) != 64 {
+	if a.program != b.program || a.program.digest != b.program.digest || len(a.program.digest) != 64 {
 		t.Error("it was compiled twice")
 	}
 	p, err := b.Configure(t.Context(), nil)
@@ -259,8 +259,8 @@ func TestAModuleIsCompiledOnceAndClosedAfterItsLastUse(t *testing.T) {
 	}); x.Denied != nil {
 		t.Errorf("denied: %+v", x.Denied)
 	}
-	if len(h.programs) != 0 || len(h.policies) != 0 || h.Instances() != 0 {
-		t.Errorf("left: %d programs, %d policies, %d instances", len(h.programs), len(h.policies), h.Instances())
+	if len(h.programs) != 0 || len(h.policies) != 0 || len(h.instances) != 0 {
+		t.Errorf("left: %d programs, %d policies, %d instances", len(h.programs), len(h.policies), len(h.instances))
 	}
 	if p.Retain() {
 		t.Error("it is retained after its end")
@@ -300,7 +300,7 @@ func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, req
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := m.Configure(t.Context(), []byte("token"))
+		p, err := m.Configure(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -338,8 +338,8 @@ func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, req
 	done.Store(true)
 	wg.Wait()
 	c.replace(nil)
-	if len(h.programs) != 0 || h.Instances() != 0 {
-		t.Errorf("left: %d programs, %d instances", len(h.programs), h.Instances())
+	if len(h.programs) != 0 || len(h.instances) != 0 {
+		t.Errorf("left: %d programs, %d instances", len(h.programs), len(h.instances))
 	}
 	// The goroutines of a compiler's process and its pipes end shortly after it.
 	testkit.Eventually(t, "the goroutines of compilers to end", func() bool { return runtime.NumGoroutine() <= goroutines }, testkit.Stacks)
@@ -436,9 +436,9 @@ func TestTheCacheEvictsTheLeastRecentlyUsedCode(t *testing.T) {
 	var digests []string
 	for i := range 3 {
 		m := compile(t, h, "x", append(responder(), fmt.Appendf(nil, "\x00\x02\x01%d", i)...))
-		digests = append(digests, m.Digest())
+		digests = append(digests, m.program.digest)
 		past := time.Now().Add(time.Duration(i-10) * time.Hour)
-		if err := os.Chtimes(filepath.Join(dir, m.Digest()), past, past); err != nil {
+		if err := os.Chtimes(filepath.Join(dir, m.program.digest), past, past); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -540,7 +540,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := h.Instances(); n != 0 {
+	if n := len(h.instances); n != 0 {
 		t.Errorf("%d instances", n)
 	}
 	if _, err := h.Compile(t.Context(), "x", responder()); err == nil {

@@ -63,18 +63,10 @@ func (d *Denial) Error() string {
 	return "denied by policy " + d.Policy + ": " + d.Reason
 }
 
-// noSecrets is the source of a step without secrets.
-type noSecrets struct{}
-
-func (noSecrets) Reference(string) (string, error)              { return "", secret.ErrUnknown }
-func (noSecrets) Encode(int32, string) (string, error)          { return "", secret.ErrNotAllowed }
-func (noSecrets) HMAC(string, string, [][]byte) ([]byte, error) { return nil, secret.ErrUnknown }
-func (noSecrets) Sign(string, int32, []byte) ([]byte, error)    { return nil, secret.ErrUnknown }
-
 // Step is a policy to run over a request.
 type Step struct {
 	Policy  *Policy
-	Secrets secret.Source // nil: none
+	Secrets secret.Source
 	// Namespace separates the stored values of policies: policies with the same name and
 	// namespace, usually the owner of the rule, share their keys.
 	Namespace string

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"crypto/rand"
+	"encoding/binary"
 	"strings"
 	"time"
 
@@ -12,7 +13,6 @@ import (
 const (
 	wasiOK     = 0
 	wasiBadFD  = 8
-	wasiFault  = 21
 	wasiInval  = 28
 	wasiNoSys  = 52
 	wasiTooBig = 1
@@ -121,20 +121,16 @@ func unsupported() []function {
 // zeroes writes 0 to each address.
 func (c *call) zeroes(addresses ...uint64) uint64 {
 	for _, at := range addresses {
-		if !c.memory.WriteUint32Le(uint32(at), 0) {
-			return wasiFault
-		}
+		clear(c.bytes(at, 4))
 	}
 	return wasiOK
 }
 
 func (c *call) clock(id uint32, out uint64, read func() uint64) uint64 {
-	switch {
-	case id > 3:
+	if id > 3 {
 		return wasiInval
-	case !c.memory.WriteUint64Le(uint32(out), read()):
-		return wasiFault
 	}
+	binary.LittleEndian.PutUint64(c.bytes(out, 8), read())
 	return wasiOK
 }
 
@@ -147,21 +143,12 @@ func (c *call) fdWrite(fd, list, count, out uint32) uint64 {
 	}
 	total := uint32(0)
 	for i := range count {
-		at, ok := c.memory.ReadUint32Le(list + 8*i)
-		n, ok2 := c.memory.ReadUint32Le(list + 8*i + 4)
-		if !ok || !ok2 {
-			return wasiFault
-		}
-		b, ok := c.memory.Read(at, n)
-		if !ok {
-			return wasiFault
-		}
-		c.steps(b, func(part []byte) { c.instance.output.write(part, c.chain) })
+		buffer := c.bytes(uint64(list+8*i), 8)
+		at, n := binary.LittleEndian.Uint32(buffer), binary.LittleEndian.Uint32(buffer[4:])
+		c.steps(c.bytes(uint64(at), uint64(n)), func(part []byte) { c.instance.output.write(part, c.chain) })
 		total += n
 	}
-	if !c.memory.WriteUint32Le(out, total) {
-		return wasiFault
-	}
+	binary.LittleEndian.PutUint32(c.bytes(uint64(out), 4), total)
 	return wasiOK
 }
 
@@ -170,11 +157,7 @@ func (c *call) poll(in, out, count, events uint32) uint64 {
 	if count == 0 || count > 64 {
 		return wasiInval
 	}
-	input, ok := c.memory.Read(in, count*48)
-	output, ok2 := c.memory.Read(out, count*32)
-	if !ok || !ok2 {
-		return wasiFault
-	}
+	input, output := c.bytes(uint64(in), uint64(count*48)), c.bytes(uint64(out), uint64(count*32))
 	for i := range count {
 		var event [32]byte
 		copy(event[:8], input[48*i:])
@@ -183,8 +166,6 @@ func (c *call) poll(in, out, count, events uint32) uint64 {
 		}
 		copy(output[32*i:], event[:])
 	}
-	if !c.memory.WriteUint32Le(events, count) {
-		return wasiFault
-	}
+	binary.LittleEndian.PutUint32(c.bytes(uint64(events), 4), count)
 	return wasiOK
 }

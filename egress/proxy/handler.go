@@ -8,7 +8,7 @@ package proxy
 
 import (
 	"context"
-	"errors"
+	"maps"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -39,23 +39,12 @@ type Egress interface {
 	Request(w http.ResponseWriter, r *http.Request, owner string, to Target)
 }
 
-// Config of a Handler. Both are required.
-type Config struct {
+// Handler serves only the requests of proxy clients. All fields are required.
+type Handler struct {
 	// Authenticate returns the owner of a key. Any client can cause calls, so it must
 	// compare in constant time.
 	Authenticate func(key string) (owner string, ok bool)
 	Egress       Egress
-}
-
-// Handler serves only the requests of proxy clients.
-type Handler struct{ cfg Config }
-
-// New returns a Handler.
-func New(cfg Config) (*Handler, error) {
-	if cfg.Authenticate == nil || cfg.Egress == nil {
-		return nil, errors.New("proxy: Config has no Authenticate or no Egress")
-	}
-	return &Handler{cfg}, nil
 }
 
 // ServeHTTP implements http.Handler.
@@ -78,25 +67,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		intercept.Refuse(w, r, problem.New(problem.TargetInvalid, err.Error()))
 		return
 	}
-	strip(r.Header)
+	// Policies and upstreams must not see the fields for this proxy, above all the key.
+	maps.DeleteFunc(r.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "Proxy-") })
 	clear(w.Header()) // the server's own fields do not describe the upstream
 	if r.Method != http.MethodConnect {
-		h.cfg.Egress.Request(w, r, owner, to)
+		h.Egress.Request(w, r, owner, to)
 		return
 	}
 	t := &Tunnel{w: w, r: r}
 	defer t.closeConns()
-	h.cfg.Egress.Connect(r.Context(), owner, to, t)
-}
-
-// strip removes the fields for this proxy, above all the key: policies and upstreams must
-// not see it.
-func strip(h http.Header) {
-	for name := range h {
-		if strings.HasPrefix(name, "Proxy-") {
-			delete(h, name)
-		}
-	}
+	h.Egress.Connect(r.Context(), owner, to, t)
 }
 
 func size(h http.Header) (n int) {

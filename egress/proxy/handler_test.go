@@ -59,10 +59,7 @@ func (egress *fakeEgress) Request(w http.ResponseWriter, r *http.Request, _ stri
 
 func newProxy(t *testing.T, egress *fakeEgress) *httptest.Server {
 	t.Helper()
-	h, err := New(Config{Egress: egress, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := &Handler{Egress: egress, Authenticate: func(k string) (string, bool) { return "ann", k == key }}
 	server := httptest.NewUnstartedServer(h)
 	server.EnableHTTP2 = true
 	server.StartTLS()
@@ -88,10 +85,7 @@ func handleWith(t *testing.T, w http.ResponseWriter, egress *fakeEgress, text st
 	for _, c := range change {
 		c(r)
 	}
-	h, err := New(Config{Egress: egress, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := &Handler{Egress: egress, Authenticate: func(k string) (string, bool) { return "ann", k == key }}
 	h.ServeHTTP(w, r)
 }
 

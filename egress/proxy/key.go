@@ -32,7 +32,7 @@ func (h *Handler) authenticate(r *http.Request) (owner string, ok bool) {
 	if key == "" || len(key) > maxKey {
 		return "", false
 	}
-	return h.cfg.Authenticate(key)
+	return h.Authenticate(key)
 }
 
 // keyOf returns the key in a Proxy-Authorization: a bearer token, or the password of any

@@ -284,7 +284,7 @@ func (d *Decision) add(l *Layer, c *compiled) {
 
 // destined reports whether the rule matches the destination.
 func (c *compiled) destined(r *Request) match {
-	if ports := c.ports(); len(ports) > 0 && !slices.ContainsFunc(ports, func(p Ports) bool { return p.contains(r.Port) }) {
+	if ports := c.ports(); len(ports) > 0 && !slices.ContainsFunc(ports, func(p Ports) bool { return p.First <= r.Port && r.Port <= p.Last }) {
 		return no
 	}
 	switch {

@@ -1,7 +1,6 @@
 package rule
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 )
@@ -39,8 +38,6 @@ func (e *effort) spend(steps int) bool {
 
 func (e *effort) exhausted() bool { return *e < 0 }
 
-var errStars = errors.New("too many stars")
-
 // compileGlob compiles a pattern. A separator of 0 makes `*` the same as `**`. The
 // error reports that it has too many stars.
 func compileGlob(pattern string, separator byte) (*glob, error) {
@@ -49,7 +46,7 @@ func compileGlob(pattern string, separator byte) (*glob, error) {
 	g.prefix = before
 	for found {
 		if g.stars++; g.stars > MaxStars {
-			return nil, fmt.Errorf("%w; use at most %d", errStars, MaxStars)
+			return nil, fmt.Errorf("too many stars; use at most %d", MaxStars)
 		}
 		deep := separator == 0 || strings.HasPrefix(rest, "*")
 		rest = strings.TrimLeft(rest, "*")

@@ -224,11 +224,10 @@ func (h *Hosts) matchesBelow(name string) bool {
 
 // belowAny reports whether a pattern such as `*.example.com` matches the host.
 func (h *Hosts) belowAny(host string) bool {
-	for parent := host; len(h.below) > 0; {
-		var found bool
-		if _, parent, found = strings.Cut(parent, "."); !found {
-			break
-		}
+	if len(h.below) == 0 {
+		return false
+	}
+	for _, parent, found := strings.Cut(host, "."); found; _, parent, found = strings.Cut(parent, ".") {
 		if h.below[parent] {
 			return true
 		}

@@ -32,11 +32,11 @@ func readings(sent string) []string {
 	all := make([]string, 0, maxReadings)
 	for _, p := range []string{decodeNames(sent), once, decodeNames(once), unescape(once)} {
 		for _, p := range []string{p, strings.ReplaceAll(p, `\`, "/")} {
-			for _, p := range []string{p, cutParameters(p)} {
+			for _, p := range []string{p, parameters.ReplaceAllString(p, "")} {
 				if hasDots(p) {
 					return nil
 				}
-				for _, p := range []string{p, mergeSlashes(p)} {
+				for _, p := range []string{p, slashes.ReplaceAllString(p, "/")} {
 					if !slices.Contains(all, p) {
 						all = append(all, p)
 					}
@@ -69,10 +69,6 @@ var (
 	slashes      = regexp.MustCompile(`//+`)
 	parameters   = regexp.MustCompile(`;[^/]*`) // such as ;jsessionid=1
 )
-
-func mergeSlashes(p string) string { return slashes.ReplaceAllString(p, "/") }
-
-func cutParameters(p string) string { return parameters.ReplaceAllString(p, "") }
 
 func hasDots(p string) bool {
 	for segment := range strings.SplitSeq(p, "/") {

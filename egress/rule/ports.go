@@ -38,5 +38,3 @@ func (p *Ports) UnmarshalText(b []byte) (err error) {
 	*p, err = ParsePorts(string(b))
 	return err
 }
-
-func (p Ports) contains(port uint16) bool { return p.First <= port && port <= p.Last }

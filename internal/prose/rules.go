@@ -171,6 +171,8 @@ type exception struct {
 var exceptions = []exception{
 	{"runtime/store/logger.go", "log-constant", "a call"}, // the messages are those that Badger logs
 	{"runtime/podman/", "no-such", "no such image"},       // an error text of Podman
+	{"api/types/event.go", "name", "portopened"},          // of the event port_opened
+	{"runtime/sandbox/types.go", "name", "portopened"},
 }
 
 // covers reports whether a finding is excepted.

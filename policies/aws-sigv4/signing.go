@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"net/url"
@@ -57,7 +56,6 @@ func (s *signing) headerNames() string {
 	for i, h := range s.headers {
 		names[i] = h.name
 	}
-	slices.Sort(names)
 	return strings.Join(names, ";")
 }
 
@@ -91,21 +89,18 @@ func (s *signing) canonicalPath() string {
 
 // canonicalQuery returns the query with its parameters sorted, in one spelling.
 func canonicalQuery(query string) string {
-	type parameter struct{ name, value string }
-	var parameters []parameter
+	var parameters [][]string
 	for pair := range strings.SplitSeq(query, "&") {
 		if pair == "" {
 			continue
 		}
 		name, value, _ := strings.Cut(pair, "=")
-		parameters = append(parameters, parameter{reescape(name), reescape(value)})
+		parameters = append(parameters, []string{reescape(name), reescape(value)})
 	}
-	slices.SortFunc(parameters, func(a, b parameter) int {
-		return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.value, b.value))
-	})
+	slices.SortFunc(parameters, slices.Compare)
 	pairs := make([]string, len(parameters))
 	for i, p := range parameters {
-		pairs[i] = p.name + "=" + p.value
+		pairs[i] = strings.Join(p, "=")
 	}
 	return strings.Join(pairs, "&")
 }

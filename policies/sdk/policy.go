@@ -1,6 +1,11 @@
 package sdk
 
-import "github.com/doze-run/doze/policies/sdk/internal/abi"
+import (
+	"errors"
+
+	"github.com/doze-run/doze/policies/sdk/internal/abi"
+	"github.com/doze-run/doze/policies/sdk/internal/decode"
+)
 
 // Policy is the set of a module's handlers for the exchanges that pass through it.
 type Policy struct {
@@ -41,12 +46,13 @@ const (
 func Serve[C any](build func(C) (Policy, error)) {
 	load(func() error {
 		var c C
-		if err := readConfig(&c); err != nil {
-			return err
+		var p Policy
+		err := readConfig(&c)
+		if err == nil {
+			p, err = build(c)
 		}
-		p, err := build(c)
 		if err != nil {
-			return &configError{err}
+			return errors.New("config: " + err.Error())
 		}
 		if p.Features != 0 {
 			if err := Enable(p.Features); err != nil {
@@ -59,6 +65,16 @@ func Serve[C any](build func(C) (Policy, error)) {
 		policy = p
 		return nil
 	})
+}
+
+// readConfig decodes the rule's configuration into c, a pointer. An empty configuration
+// leaves *c unchanged.
+func readConfig(c any) error {
+	text := fetch(abi.Node().GetConfig)
+	if len(text) == 0 {
+		return nil
+	}
+	return decode.Strict(text, c)
 }
 
 // Enable enables features for this exchange. Call it in Request. For features of

@@ -20,11 +20,14 @@ import (
 // frozen.
 func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (int64, error) {
 	return f.measure(id, "memory", func(dir string) (int64, error) {
-		n, err := readInt(filepath.Join(dir, "memory.current"))
+		text, err := os.ReadFile(filepath.Join(dir, "memory.current"))
 		if errors.Is(err, fs.ErrNotExist) {
 			return ResidentMemory(dir)
 		}
-		return n, err
+		if err != nil {
+			return 0, err
+		}
+		return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 	})
 }
 
@@ -55,14 +58,6 @@ func (f *Freezer) measure(id sandbox.ID, what string, read func(dir string) (int
 		return 0, fmt.Errorf("read the %s of %s: %w", what, id, err)
 	}
 	return n, nil
-}
-
-func readInt(path string) (int64, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
 // ResidentMemory returns the total resident memory, in bytes, of the processes in the

@@ -31,6 +31,9 @@ const (
 	longTimeout = 15 * time.Minute
 	// endTimeout is how long the end of a stream may follow its last frame.
 	endTimeout = time.Second
+	// writeBuffer is for a chunk of a body: 32 KiB, and its length. With less, each chunk takes
+	// three system calls.
+	writeBuffer = 33 << 10
 	// maxHeader bounds the header of a response.
 	maxHeader = 32 << 10
 	// maxIdle bounds the idle connections: more concurrent calls to one sandbox are rare,
@@ -77,6 +80,7 @@ type Client struct {
 	timeout   time.Duration // responseTimeout
 	stall     time.Duration // stallTimeout
 	defaults  func() map[string]string
+	changes   func() map[string]*string
 
 	requests, trimmed atomic.Uint64 // begins and ends of requests, in all and until Trim
 }
@@ -96,6 +100,7 @@ func NewClient(socket string) *Client {
 		MaxIdleConnsPerHost:    maxIdle,
 		IdleConnTimeout:        idleTimeout,
 		MaxResponseHeaderBytes: maxHeader,
+		WriteBufferSize:        writeBuffer,
 	}}
 }
 
@@ -108,6 +113,17 @@ func (c *Client) defaultsOr(defaults map[string]string) map[string]string {
 		return defaults
 	}
 	return c.defaults()
+}
+
+// SetChanges makes f the source of the Changes of each command, process, terminal and session, in
+// place of the request's; f must be quick. Call it before the Client is used.
+func (c *Client) SetChanges(f func() map[string]*string) { c.changes = f }
+
+func (c *Client) changesOr(changes map[string]*string) map[string]*string {
+	if c.changes == nil {
+		return changes
+	}
+	return c.changes()
 }
 
 // Close closes idle connections. Streams end by their own Close.
@@ -156,15 +172,15 @@ func (c *Client) Trim(ctx context.Context) error {
 
 // request is one request to the guest.
 type request struct {
-	method string
-	route  string
-	query  url.Values
-	header http.Header
-	body   io.Reader
-	json   any           // body, when body is nil
-	wait   time.Duration // that the guest may take beyond responseTimeout
-	ranges bool          // 206 and 416 are successes too
-	stream bool          // the response's body comes without pauses
+	method  string
+	route   string
+	query   url.Values
+	header  http.Header
+	body    io.Reader
+	json    any           // body, when body is nil
+	wait    time.Duration // that the guest may take beyond responseTimeout
+	content bool          // 206, 304, 412 and 416 are successes too
+	stream  bool          // the response's body comes without pauses
 
 	upgrade   bool // 101 is the success
 	dedicated bool // has a connection of its own
@@ -247,8 +263,8 @@ func (c *Client) send(ctx context.Context, r request) (*response, error) {
 	}
 	accepted := resp.StatusCode == http.StatusOK
 	switch resp.StatusCode {
-	case http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable:
-		accepted = r.ranges
+	case http.StatusPartialContent, http.StatusNotModified, http.StatusPreconditionFailed, http.StatusRequestedRangeNotSatisfiable:
+		accepted = r.content
 	case http.StatusSwitchingProtocols:
 		accepted = r.upgrade
 	}
@@ -298,15 +314,11 @@ func readError(a *response) error {
 	if err != nil {
 		return err
 	}
-	if json.Unmarshal(b, e) != nil || !isCode(e.Code) {
+	if json.Unmarshal(b, e) != nil || e.Code == "" || len(e.Code) > 64 || strings.Trim(e.Code, "abcdefghijklmnopqrstuvwxyz_") != "" {
 		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("guest responded with status %d", a.StatusCode)}
 	}
 	e.Status, e.Message = a.StatusCode, Shorten(e.Message, maxMessage)
 	return e
-}
-
-func isCode(s string) bool {
-	return s != "" && len(s) <= 64 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz_") == ""
 }
 
 func readAll(r io.Reader, limit int64) ([]byte, error) {

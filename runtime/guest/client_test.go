@@ -73,7 +73,7 @@ func frame(t FrameType, payload string) string {
 // everyCall makes every call of a client and reads each stream to its end. items counts
 // what the streams of logs and events had before.
 func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map[string]int) {
-	errs, items = map[string]error{}, map[string]int{"Logs": -1, "Events": -1} // Next is called again
+	errs, items = map[string]error{}, map[string]int{"Logs": -1, "Events": -1, "Watch": -1} // Next is called again
 	_, errs["Hello"] = c.Hello(ctx)
 	errs["Exec"] = runCommand(ctx, c)
 	_, errs["StartProcess"] = c.StartProcess(ctx, ProcessSpec{Command: Command{Command: "x"}})
@@ -81,13 +81,17 @@ func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map
 	_, errs["StopProcess"] = c.StopProcess(ctx, "p-aaaaaaaa", 0)
 	_, errs["SignalProcess"] = c.SignalProcess(ctx, "p-aaaaaaaa", "HUP")
 	_, errs["WriteFile"] = c.WriteFile(ctx, "/x", 0, strings.NewReader("x"))
-	_, errs["Stat"] = c.Stat(ctx, "/x")
+	_, errs["Stat"] = c.Stat(ctx, "/x", StatOptions{})
 	_, _, errs["List"] = c.List(ctx, "/x", ListOptions{})
-	errs["Remove"] = c.Remove(ctx, "/x", false)
+	errs["Remove"] = c.Remove(ctx, "/x", false, "")
 	_, errs["Mkdir"] = c.Mkdir(ctx, "/x", 0)
-	_, errs["Move"] = c.Move(ctx, "/x", "/y")
+	_, errs["Move"] = c.Move(ctx, "/x", "/y", "")
 	_, errs["PutArchive"] = c.PutArchive(ctx, "/x", strings.NewReader("x"))
 	errs["PortReady"] = c.PortReady(ctx, 1, 0)
+	_, errs["OpenTerminal"] = c.OpenTerminal(ctx, TerminalSpec{})
+	_, errs["Terminals"] = c.Terminals(ctx)
+	_, errs["CloseTerminal"] = c.CloseTerminal(ctx, "t", 0)
+	errs["AttachTerminal"] = watchTerminal(ctx, c)
 	drain := func(r io.ReadCloser, err error) error {
 		if err != nil {
 			return err
@@ -97,7 +101,7 @@ func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map
 		return err
 	}
 	errs["GetArchive"] = drain(c.GetArchive(ctx, "/x"))
-	if f, err := c.ReadFile(ctx, "/x", "bytes=0-1"); err != nil {
+	if f, err := c.ReadFile(ctx, "/x", http.Header{"Range": {"bytes=0-1"}}); err != nil {
 		errs["ReadFile"] = err
 	} else {
 		errs["ReadFile"] = drain(f.Body, nil)
@@ -119,7 +123,30 @@ func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map
 		s.Close()
 		errs["Events"] = err
 	}
+	if s, err := c.Watch(ctx, WatchSpec{Path: "/x"}); err != nil {
+		errs["Watch"] = err
+	} else {
+		for ; err == nil; items["Watch"]++ {
+			_, err = s.Next()
+		}
+		s.Close()
+		errs["Watch"] = err
+	}
 	return errs, items
+}
+
+// watchTerminal reads the output of a terminal to its end.
+func watchTerminal(ctx context.Context, c *Client) error {
+	s, err := c.AttachTerminal(ctx, "t", 0)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	for {
+		if ev, err := s.Next(); err != nil || ev.Kind == FrameComplete {
+			return err
+		}
+	}
 }
 
 // runCommand reads a command to its end.
@@ -134,6 +161,11 @@ func runCommand(ctx context.Context, c *Client) error {
 			return err
 		}
 	}
+}
+
+// watchBody is the beginning of a watch and a line.
+func watchBody(line string) []byte {
+	return body(`{"started":{"watch":"k3f9x2m7"}}` + "\n" + line + "\n")
 }
 
 func TestHostileResponsesAreErrors(t *testing.T) {
@@ -192,6 +224,18 @@ func TestHostileResponsesAreErrors(t *testing.T) {
 		{name: "event of no process", response: body(`{"type":"process"}` + "\n"), only: "Events"},
 		{name: "endless hold", response: body(`{"type":"hold","hold":9000000000000000000}` + "\n"), only: "Events"},
 		{name: "hold backwards", response: body(`{"type":"hold","hold":-1}` + "\n"), only: "Events"},
+		{name: "watch without a beginning", response: body(`{"events":[{"seq":1,"type":"modify","path":"L2E="}]}` + "\n"), only: "Watch"},
+		{name: "watch with an unusable id", response: body(`{"started":{"watch":"a\nid: b"}}` + "\n"), only: "Watch"},
+		{name: "watch of less than no directories", response: watchBody(`{"started":{"watch":"k3f9x2m7","directories":-1}}`), only: "Watch"},
+		{name: "watch that ends without a reason", response: watchBody(`{"events":[{"seq":1,"type":"modify","path":"L2E="}]}`), only: "Watch", good: 1},
+		{name: "watch without events", response: watchBody(`{"events":[]}`), only: "Watch"},
+		{name: "watch with an unknown event", response: watchBody(`{"events":[{"seq":1,"type":"x","path":"L2E="}]}`), only: "Watch"},
+		{name: "watch with a relative path", response: watchBody(`{"events":[{"seq":1,"type":"modify","path":"YQ=="}]}`), only: "Watch"},
+		{name: "watch with a move from nowhere", response: watchBody(`{"events":[{"seq":1,"type":"move","path":"L2E="}]}`), only: "Watch"},
+		{name: "watch with an unknown reason", response: watchBody(`{"events":[{"seq":1,"type":"overflow","reason":"x"}]}`), only: "Watch"},
+		{name: "watch with the end's reason for a loss", response: watchBody(`{"events":[{"seq":1,"type":"overflow","reason":"root_deleted"}]}`), only: "Watch"},
+		{name: "watch that goes on after its end", response: watchBody(`{"events":[{"seq":1,"type":"stopped","reason":"root_deleted"},{"seq":2,"type":"modify","path":"L2E="}]}`), only: "Watch"},
+		{name: "watch with a line over the limit", response: watchBody(`{"events":[{"path":"` + strings.Repeat("A", MaxFrame) + `"}]}`), only: "Watch"},
 		{name: "event over the limit", response: body(`{"type":"` + strings.Repeat("x", MaxFrame) + `"}`), only: "Events"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -210,7 +254,7 @@ func TestRefusalIsAnError(t *testing.T) {
 	long := strings.Repeat("x", 10_000)
 	refused := strings.Replace(string(body(`{"code":"already_exists","message":"`+long+`"}`)), "200 OK", "409 Conflict", 1)
 	c := hostileGuest(t, []byte(refused))
-	_, err := c.Stat(t.Context(), "/x")
+	_, err := c.Stat(t.Context(), "/x", StatOptions{})
 	var refusal *Error
 	if !errors.As(err, &refusal) || refusal.Code != CodeExists || refusal.Status != 409 || len(refusal.Message) > maxMessage+10 {
 		t.Errorf("got %.100v", err)
@@ -372,11 +416,15 @@ func FuzzClient(f *testing.F) {
 	f.Add(body(`{"id":"p-aaaaaaaa","pid":1,"name":"x","state":"running","restart":"never","started_at":"2026-01-01T00:00:00Z"}`))
 	f.Add(body(`{"entry":{"name":"x","path":"/x"}}` + "\n" + `{"end":{"truncated":false}}` + "\n"))
 	f.Add(body(`{"type":"hold","hold":1000}` + "\n"))
+	f.Add(chunked(`{"started":{"watch":"k3f9x2m7"}}`+"\n"+`{"events":[{"seq":1,"type":"move","path":"L2I=","from":"L2E="},{"seq":2,"type":"stopped","reason":"root_deleted"}]}`+"\n", true))
 	f.Add(chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStdout, "x")+frame(FrameComplete, `{"exit_code":1}`), true))
 	f.Add(chunked(frame(FrameSkipped, `{"bytes":1}`)+frame(FrameExit, `{"pid":1,"state":"exited","restart":"never","exit_code":0}`), true))
 	f.Add([]byte("HTTP/1.1 409 X\r\nContent-Length: 38\r\n\r\n{\"code\":\"already_exists\",\"message\":\"\"}"))
 	f.Add([]byte("HTTP/1.1 206 X\r\nContent-Range: bytes 0-1/2\r\nContent-Length: 2\r\n\r\nxx"))
 	f.Add([]byte("HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"))
+	f.Add(body(`{"id":"t-aaaaaaaa","pid":1,"command":"x","cols":1,"rows":1,"state":"running","started_at":"2026-01-01T00:00:00Z"}`))
+	f.Add([]byte("HTTP/1.1 101 X\r\nUpgrade: " + UpgradeTerminal + "\r\nConnection: upgrade\r\n\r\n" + frame(FrameSkipped, `{"bytes":1}`) + frame(FrameStdout, "x") +
+		frame(FrameReady, `{"cursor":2}`) + frame(FrameStdinAck, `{"bytes":1}`) + frame(FrameComplete, `{"exit_code":1}`)))
 	f.Fuzz(func(t *testing.T, response []byte) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()

@@ -27,6 +27,9 @@ func (c *Client) Events(ctx context.Context) (*EventStream, error) {
 	return &EventStream{response: a, lines: newLines(a)}, nil
 }
 
+// maxEventSessions bounds the ids of one EventSessions: twice the sessions of a guest.
+const maxEventSessions = 288
+
 // Next waits for the next event. The stream has no end of its own: when the
 // guest goes away, or drops a reader that is too slow, Next returns ErrLost.
 func (s *EventStream) Next() (Event, error) {
@@ -44,6 +47,14 @@ func (s *EventStream) Next() (Event, error) {
 	switch {
 	case ev.Type == EventProcess && ev.Process != nil:
 		return ev, ev.Process.check()
+	case ev.Type == EventTerminal && ev.Terminal != nil:
+		return ev, ev.Terminal.check()
+	case ev.Type == EventSession && ev.Session != nil:
+		return ev, ev.Session.validate()
+	case ev.Type == EventSessions && len(ev.Sessions) <= maxEventSessions:
+		return ev, nil
+	case ev.Type == EventPorts:
+		return ev, checkListening(ev.Ports)
 	case ev.Type == EventHold && ev.Hold >= 0 && ev.Hold <= MaxHold:
 		return ev, nil
 	}

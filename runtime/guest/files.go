@@ -2,10 +2,12 @@ package guest
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -20,14 +22,69 @@ import (
 // an existing file and is 0644 for a new one. An error of body leaves the old
 // file as it was.
 func (c *Client) WriteFile(ctx context.Context, path string, mode fs.FileMode, body io.Reader) (FileInfo, error) {
-	q := url.Values{"path": {path}, "mode": {FormatMode(mode)}}
-	return get[FileInfo](ctx, c, request{method: http.MethodPut, route: RouteFile, query: q, body: body})
+	return c.Write(ctx, path, WriteOptions{Mode: mode}, body)
+}
+
+// WriteOptions are what a write requires and does.
+type WriteOptions struct {
+	Mode fs.FileMode
+	// IfMatch and IfNoneMatch are conditions as in HTTP, or empty. An entity tag
+	// "sha256-HEX" names the content of a file. A condition that fails is CodeChanged.
+	IfMatch, IfNoneMatch string
+	// CreateNew refuses an existing file with CodeExists.
+	CreateNew bool
+	// SHA256 of the body; empty: any. Another body is CodeDigest.
+	SHA256 []byte
+	// Range is the part of the file to write; nil: the whole file.
+	Range *WriteRange
+}
+
+// WriteRange is a part of a file. A file that ends before it gets a hole.
+type WriteRange struct {
+	Offset, Length int64
+	Size           int64 // of the file afterwards; -1: as before, or to the end of the part
+}
+
+// End returns the largest size that the options require of the file afterwards, or 0.
+func (o *WriteOptions) End() int64 {
+	if o.Range == nil {
+		return 0
+	}
+	return max(o.Range.Offset+o.Range.Length, o.Range.Size)
+}
+
+// Write is WriteFile with options. The conditions hold when the file is replaced, among
+// all writes of this guest. A part is written in place, after all of the body has arrived.
+func (c *Client) Write(ctx context.Context, path string, o WriteOptions, body io.Reader) (FileInfo, error) {
+	q := url.Values{"path": {path}, "mode": {FormatMode(o.Mode)}}
+	if o.CreateNew {
+		q.Set("create_new", "true")
+	}
+	if len(o.SHA256) > 0 {
+		q.Set("sha256", hex.EncodeToString(o.SHA256))
+	}
+	if o.Range != nil {
+		q.Set("offset", strconv.FormatInt(o.Range.Offset, 10))
+		q.Set("length", strconv.FormatInt(o.Range.Length, 10))
+		q.Set("size", strconv.FormatInt(o.Range.Size, 10))
+	}
+	header := conditionHeader("If-Match", o.IfMatch)
+	maps.Copy(header, conditionHeader("If-None-Match", o.IfNoneMatch))
+	return get[FileInfo](ctx, c, request{method: http.MethodPut, route: RouteFile, query: q, header: header, body: body})
+}
+
+// conditionHeader returns a header with a condition, if it is not empty.
+func conditionHeader(name, value string) http.Header {
+	if value == "" {
+		return http.Header{}
+	}
+	return http.Header{name: {value}}
 }
 
 // FileContent is a file, or the part of it that was asked for.
 type FileContent struct {
 	Body         io.ReadCloser // must be closed
-	Status       int           // 200, 206, or 416 with an empty Body
+	Status       int           // 200, 206, or with an empty Body 304, 412 or 416
 	Size         int64         // of Body; -1 when unknown
 	ContentType  string        // application/octet-stream, or multipart/byteranges of several ranges
 	ContentRange string        // as in HTTP, of 206 and 416
@@ -35,14 +92,12 @@ type FileContent struct {
 	ETag         string
 }
 
-// ReadFile reads a file of any size. rangeHeader is empty or an HTTP Range.
+// ReadFile reads a file of any size. The header may have a Range and conditions, as in HTTP.
 // A Body that ends early returns ErrLost (wrapped), never io.EOF.
-func (c *Client) ReadFile(ctx context.Context, path, rangeHeader string) (*FileContent, error) {
-	r := request{method: http.MethodGet, route: RouteFile, query: url.Values{"path": {path}}, stream: true, ranges: rangeHeader != ""}
-	if rangeHeader != "" {
-		r.header = http.Header{"Range": {rangeHeader}}
-	}
-	a, err := c.send(ctx, r)
+func (c *Client) ReadFile(ctx context.Context, path string, header http.Header) (*FileContent, error) {
+	a, err := c.send(ctx, request{
+		method: http.MethodGet, route: RouteFile, query: url.Values{"path": {path}}, header: header.Clone(), stream: true, content: true,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -55,8 +110,8 @@ func (c *Client) ReadFile(ctx context.Context, path, rangeHeader string) (*FileC
 	if kind := a.Header.Get("Content-Type"); strings.HasPrefix(kind, "multipart/byteranges;") {
 		f.ContentType = kind // whatever else the guest says, a browser shall not see it
 	}
-	if f.Status == http.StatusRequestedRangeNotSatisfiable {
-		a.Close() // holds a sentence for people
+	if f.Status != http.StatusOK && f.Status != http.StatusPartialContent {
+		a.Close() // holds at most a sentence for people
 		f.Body, f.Size = http.NoBody, 0
 	}
 	return f, nil
@@ -95,16 +150,30 @@ func (c *Client) List(ctx context.Context, path string, opts ListOptions) (entri
 	return nil, false, ErrLost
 }
 
-// Stat describes what is at path. It does not follow a symbolic link there.
-func (c *Client) Stat(ctx context.Context, path string) (FileInfo, error) {
-	return get[FileInfo](ctx, c, request{method: http.MethodGet, route: RouteStat, query: url.Values{"path": {path}}})
+// StatOptions of Stat.
+type StatOptions struct {
+	Follow bool // a symbolic link at the path
+	Digest bool // of the content of a regular file
+}
+
+// Stat describes the file at path.
+func (c *Client) Stat(ctx context.Context, path string, o StatOptions) (FileInfo, error) {
+	r := request{method: http.MethodGet, route: RouteStat, query: url.Values{
+		"path": {path}, "follow": {strconv.FormatBool(o.Follow)}, "digest": {strconv.FormatBool(o.Digest)},
+	}}
+	if o.Digest {
+		r.wait = longTimeout
+	}
+	return get[FileInfo](ctx, c, r)
 }
 
 // Remove removes a file, a symbolic link or a folder; one that is not empty only
-// with recursive. Errors: CodeNotFound, CodeNotEmpty, CodeNotPermitted.
-func (c *Client) Remove(ctx context.Context, path string, recursive bool) error {
+// with recursive. ifMatch is a condition as in HTTP on a regular file, or empty.
+// Errors: CodeNotFound, CodeNotEmpty, CodeNotPermitted, CodeChanged.
+func (c *Client) Remove(ctx context.Context, path string, recursive bool, ifMatch string) error {
 	q := url.Values{"path": {path}, "recursive": {strconv.FormatBool(recursive)}}
-	return c.call(ctx, request{method: http.MethodDelete, route: RouteFile, query: q, wait: longTimeout}, nil)
+	header := conditionHeader("If-Match", ifMatch)
+	return c.call(ctx, request{method: http.MethodDelete, route: RouteFile, query: q, header: header, wait: longTimeout}, nil)
 }
 
 // Mkdir makes a folder and those above it. One that exists is left as it is.
@@ -115,10 +184,12 @@ func (c *Client) Mkdir(ctx context.Context, path string, mode fs.FileMode) (File
 }
 
 // Move renames a file or a folder, making the folders above its new path. It
-// replaces a file, and never a folder. Errors: CodeNotFound, CodeExists.
-func (c *Client) Move(ctx context.Context, from, to string) (FileInfo, error) {
+// replaces a file, and never a folder. ifMatch is a condition on the file at from, or empty.
+// Errors: CodeNotFound, CodeExists, CodeChanged.
+func (c *Client) Move(ctx context.Context, from, to, ifMatch string) (FileInfo, error) {
 	q := url.Values{"from": {from}, "to": {to}}
-	return get[FileInfo](ctx, c, request{method: http.MethodPost, route: RouteMove, query: q, wait: longTimeout})
+	header := conditionHeader("If-Match", ifMatch)
+	return get[FileInfo](ctx, c, request{method: http.MethodPost, route: RouteMove, query: q, header: header, wait: longTimeout})
 }
 
 // PutArchive unpacks a tar stream, gzipped or not, into the folder at path,

@@ -19,7 +19,7 @@ const (
 	FrameStderr   FrameType = 3
 	FrameComplete FrameType = 4 // exec: JSON of ExecResult, last
 	FrameExit     FrameType = 5 // logs: JSON of Process, last
-	FrameSkipped  FrameType = 6 // logs: JSON of Skipped
+	FrameSkipped  FrameType = 6 // logs, terminals: JSON of Skipped
 
 	// With ExecRequest.StreamStdin, to the guest:
 	FrameStdin    FrameType = 7 // at most StdinWindow bytes that are not acknowledged
@@ -27,6 +27,12 @@ const (
 	// and from the guest:
 	FrameStdinAck    FrameType = 9  // JSON of StdinAck
 	FrameStdinClosed FrameType = 10 // empty: the command reads no more of it
+
+	// Of a terminal, whose viewers also get FrameStdout, FrameSkipped, FrameStdinAck and
+	// FrameComplete and send FrameStdin:
+	FrameReady  FrameType = 11 // JSON of TerminalReady: the replay is complete
+	FrameResize FrameType = 12 // to the guest: JSON of TerminalSize
+	FrameSignal FrameType = 13 // to the guest: JSON of TerminalSignal
 )
 
 // FrameHeader is the length of what precedes a payload.
@@ -67,7 +73,7 @@ func ReadFrame(r io.Reader, buf []byte) (FrameType, []byte, error) {
 		return 0, nil, err
 	}
 	t, n := FrameType(header[0]), binary.BigEndian.Uint32(header[1:])
-	if t < FrameStart || t > FrameStdinClosed {
+	if t < FrameStart || t > FrameSignal {
 		return 0, nil, fmt.Errorf("%w: unknown type %d", ErrFrame, t)
 	}
 	if n > MaxFrame {
@@ -116,8 +122,8 @@ func nextEvent[E any](s *frames, parse func(FrameType, []byte) (E, error)) (ev E
 	return *new(E), err
 }
 
-// payload decodes the JSON of a frame into v.
-func payload(data []byte, v any) error {
+// DecodePayload decodes the JSON of a frame into v.
+func DecodePayload(data []byte, v any) error {
 	if err := json.Unmarshal(data, v); err != nil {
 		return fmt.Errorf("%w: unusable %T: %w", ErrFrame, v, err)
 	}

@@ -52,13 +52,13 @@ func (s *LogStream) parse(t FrameType, data []byte) (ev LogEvent, err error) {
 		return LogEvent{Stream: "stderr", Data: data}, nil
 	case FrameSkipped:
 		var v Skipped
-		if err = payload(data, &v); err == nil && v.Bytes < 0 {
+		if err = DecodePayload(data, &v); err == nil && v.Bytes < 0 {
 			err = fmt.Errorf("%w: %d bytes skipped", ErrFrame, v.Bytes)
 		}
 		ev.Skipped = v.Bytes
 	case FrameExit:
 		ev.Process = &Process{}
-		if err = payload(data, ev.Process); err == nil {
+		if err = DecodePayload(data, ev.Process); err == nil {
 			err = ev.Process.check()
 		}
 		if err == nil {

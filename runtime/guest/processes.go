@@ -22,8 +22,10 @@ const (
 
 // NewProcessID returns a random id of a process, such as "p-k3f9x2m7".
 func NewProcessID() string {
-	return processIDPrefix + strings.ToLower(rand.Text()[:processIDLength])
+	return processIDPrefix + randomID()
 }
+
+func randomID() string { return strings.ToLower(rand.Text()[:processIDLength]) }
 
 // IsProcessID reports whether s has the form of a process's id.
 func IsProcessID(s string) bool {
@@ -34,7 +36,7 @@ func IsProcessID(s string) bool {
 // StartProcess starts a background process. Errors: CodeExists when a running
 // process has that name, CodeTooMany, CodeNoCommand, CodeNoShell, CodeInvalid.
 func (c *Client) StartProcess(ctx context.Context, spec ProcessSpec) (Process, error) {
-	spec.Defaults = c.defaultsOr(spec.Defaults)
+	spec.Defaults, spec.Changes = c.defaultsOr(spec.Defaults), c.changesOr(spec.Changes)
 	return c.process(ctx, request{method: http.MethodPost, route: RouteProcess, json: spec})
 }
 
@@ -85,25 +87,28 @@ func processRoute(id, suffix string) string { return RouteProcess + "/" + url.Pa
 
 // check refuses an invalid process.
 func (p *Process) check() error {
-	if !slices.Contains([]ProcessState{ProcessRunning, ProcessExited, ProcessLost}, p.State) {
+	switch {
+	case !slices.Contains([]ProcessState{ProcessRunning, ProcessExited, ProcessLost}, p.State):
 		return fmt.Errorf("guest reported a process in the unknown state %q", Shorten(string(p.State), 20))
-	}
-	if !slices.Contains(Restarts, p.Restart) {
+	case !slices.Contains(Restarts, p.Restart):
 		return fmt.Errorf("guest reported a process with the unknown restart %q", Shorten(string(p.Restart), 20))
-	}
-	if !IsProcessID(p.ID) {
+	case !IsProcessID(p.ID):
 		return fmt.Errorf("guest reported a process with the id %q", Shorten(p.ID, 20))
-	}
-	if p.PID <= 0 {
+	case p.PID <= 0:
 		return fmt.Errorf("guest reported a process with the pid %d", p.PID)
 	}
+	return checkEnd(p.State, p.ExitCode, p.Signal)
+}
+
+// checkEnd refuses an end that does not fit the state of a process.
+func checkEnd(state ProcessState, code *int, signal string) error {
 	switch {
-	case p.State == ProcessExited && p.ExitCode != nil && isExit(*p.ExitCode, p.Signal):
-	case p.State != ProcessExited && p.ExitCode == nil && p.Signal == "":
-	default:
-		return fmt.Errorf("guest reported a process that is %s with an unusable exit code or signal", p.State)
+	case state == ProcessExited && code != nil && isExit(*code, signal):
+		return nil
+	case state != ProcessExited && code == nil && signal == "":
+		return nil
 	}
-	return nil
+	return fmt.Errorf("guest reported a process that is %s with an unusable exit code or signal", Shorten(string(state), 20))
 }
 
 // isExit reports whether a process can have ended with that code and signal.

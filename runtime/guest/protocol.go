@@ -12,12 +12,16 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ProtocolVersion is raised whenever node and guest of different builds could
 // misunderstand each other. The node refuses a guest with another version.
-const ProtocolVersion = 4
+const ProtocolVersion = 5
 
 // Where things are inside a sandbox. The node mounts BinaryPath read-only and
 // RunDir writable; both folders belong to doze alone.
@@ -41,6 +45,9 @@ const (
 	MaxArgs    = 4096     // arguments of one command
 	MaxEntries = 100_000  // entries in one directory listing
 	MaxCAs     = 16       // certificates in one Trust.CA
+	// MaxFileSize bounds the offsets of ranges that are written: far beyond the disk of a
+	// sandbox, but a file may have holes.
+	MaxFileSize = 1 << 40
 	// StdinWindow bounds the standard input of one command that the guest buffers:
 	// bytes that were sent and are not in the command's pipe yet. A client that is 50 ms
 	// away still sends 20 MB/s.
@@ -88,6 +95,9 @@ type Command struct {
 	Cwd string `json:"cwd,omitempty"`
 	// Env is added to the environment of the sandbox.
 	Env map[string]string `json:"env,omitempty"`
+	// Changes are changes to the environment of the sandbox: nil removes a variable. The
+	// Client sets them, see SetChanges. Env prevails over them.
+	Changes map[string]*string `json:"changes,omitempty"`
 	// Defaults are variables that apply where neither Env nor the sandbox's own environment
 	// has them. The Client sets them, see SetDefaults. They stay the same when the guest
 	// restarts a process.
@@ -97,11 +107,16 @@ type Command struct {
 // ExecRequest runs one command to its end.
 type ExecRequest struct {
 	Command
+	// Session is the id of the session that executes the command, which has neither Cwd nor
+	// Env then; empty: none.
+	Session string `json:"session,omitempty"`
 	// Stdin is the whole standard input. With StreamStdin it is sent while the
 	// command runs instead, see ExecStream.WriteStdin. With neither it is empty.
 	Stdin       []byte `json:"stdin,omitempty"`
 	StreamStdin bool   `json:"stream_stdin,omitempty"`
-	// Timeout in nanoseconds ends the whole process tree; 0 means none.
+	// Timeout in nanoseconds ends the whole process tree; 0 means none. In a session it includes
+	// the time for which the command waits for others, and interrupts the command: the session
+	// goes on.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }
 
@@ -179,6 +194,11 @@ func (p Process) Ending() string {
 	return "is " + string(p.State)
 }
 
+// ParseSignal accepts "SIGHUP" and "HUP". It returns 0 for an unknown signal.
+func ParseSignal(name string) syscall.Signal {
+	return unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
+}
+
 // FileInfo is one entry of a listing.
 type FileInfo struct {
 	Name       string    `json:"name"`
@@ -188,6 +208,11 @@ type FileInfo struct {
 	Mode       string    `json:"mode"` // octal permission bits, such as "0644"
 	ModifiedAt time.Time `json:"modified_at"`
 	Target     string    `json:"target,omitempty"` // of a symlink
+	UID        uint32    `json:"uid"`              // in the sandbox
+	GID        uint32    `json:"gid"`
+	// ETag of a regular file after Stat and writes. It is weak if the file was changing.
+	ETag   string `json:"etag,omitempty"`
+	SHA256 string `json:"sha256,omitempty"` // of the content, in hexadecimal digits, if requested
 }
 
 // ListOptions for a directory listing.
@@ -200,24 +225,35 @@ type ListOptions struct {
 type EventType string
 
 const (
-	EventProcess EventType = "process" // a process started, exited or was restarted
-	EventHold    EventType = "hold"    // a process in the sandbox requests a hold
+	EventProcess  EventType = "process"  // a process started, exited or was restarted
+	EventTerminal EventType = "terminal" // a terminal was opened or closed, or its program has ended
+	EventSession  EventType = "session"  // a session was opened or closed, or its shell has ended
+	EventSessions EventType = "sessions" // the ids of all sessions, for a reader that may have missed events
+	EventPorts    EventType = "ports"    // processes listen on other ports than before
+	EventHold     EventType = "hold"     // a process in the sandbox requests a hold
 )
 
 // Event is one line of the guest's event stream, newline-delimited JSON. On
-// connection the guest first sends an EventProcess for every process it knows.
+// connection the guest first sends an event for every process, terminal and session that it knows,
+// and one with the ports. Readers after the first one also get EventSessions: the guest drops a
+// reader that is too slow, which then learns of sessions that were closed meanwhile.
 type Event struct {
-	Type    EventType     `json:"type"`
-	Process *Process      `json:"process,omitempty"`
-	Hold    time.Duration `json:"hold,omitempty"` // from now
+	Type     EventType     `json:"type"`
+	Process  *Process      `json:"process,omitempty"`
+	Terminal *Terminal     `json:"terminal,omitempty"`
+	Session  *Session      `json:"session,omitempty"`
+	Sessions []string      `json:"sessions,omitempty"`
+	Ports    []Listening   `json:"ports,omitempty"` // all of them, in order
+	Hold     time.Duration `json:"hold,omitempty"`  // from now
 }
 
 // Error is the body of a refusal or failure: JSON, with a status of 400 (bad request), 403,
-// 404, 409, 413, 429 (on SandboxSocketName), 500 or 507 (no space left).
+// 404, 409, 410, 413, 429 (on SandboxSocketName), 500 or 507 (no space left).
 type Error struct {
 	Status  int    `json:"-"`
 	Code    string `json:"code"`
 	Message string `json:"message"`
+	ETag    string `json:"etag,omitempty"` // of the present file, with CodeChanged
 }
 
 func (e *Error) Error() string { return e.Message }
@@ -227,6 +263,10 @@ const (
 	CodeInvalid       = "invalid_request"
 	CodeNotFound      = "path_not_found"
 	CodeNoProcess     = "process_not_found"
+	CodeNoTerminal    = "terminal_not_found"
+	CodeNoSession     = "session_not_found"
+	CodeSessionLost   = "session_lost"
+	CodeSessionBusy   = "session_busy"
 	CodeExists        = "already_exists"
 	CodeNotEmpty      = "directory_not_empty"
 	CodeTooMany       = "too_many_processes"
@@ -240,5 +280,8 @@ const (
 	CodeUnsafeArchive = "unsafe_archive"
 	CodeTooLarge      = "too_large"
 	CodePortNotReady  = "port_not_ready"
+	CodeWatchLimit    = "too_many_watches"
+	CodeChanged       = "changed_file"
+	CodeDigest        = "wrong_digest"
 	CodeInternal      = "guest_error"
 )

@@ -67,7 +67,7 @@ func TestGuestThatStopsInTheMiddleIsLeft(t *testing.T) {
 		_, err = io.Copy(io.Discard, r)
 		return err
 	}
-	f, err := c.ReadFile(ctx, "/x", "")
+	f, err := c.ReadFile(ctx, "/x", nil)
 	if err == nil {
 		err = read(f.Body, nil)
 	}
@@ -142,9 +142,9 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 			}
 			return err
 		},
-		"removing": func(ctx context.Context, c *Client) error { return c.Remove(ctx, "/x", true) },
+		"removing": func(ctx context.Context, c *Client) error { return c.Remove(ctx, "/x", true, "") },
 		"moving": func(ctx context.Context, c *Client) error {
-			_, err := c.Move(ctx, "/x", "/y")
+			_, err := c.Move(ctx, "/x", "/y", "")
 			return err
 		},
 		"stopping with grace": func(ctx context.Context, c *Client) error {
@@ -187,7 +187,7 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 			ended := make(chan error, 1)
 			go func() { ended <- call(ctx, c) }()
 			<-began
-			if _, err := impatient.Stat(ctx, "/x"); !errors.Is(err, ErrNoResponse) {
+			if _, err := impatient.Stat(ctx, "/x", StatOptions{}); !errors.Is(err, ErrNoResponse) {
 				t.Errorf("a guest that does not respond: %v", err)
 			}
 			close(late)

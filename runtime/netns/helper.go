@@ -79,8 +79,7 @@ func launch(ctx context.Context, command []string, extra ...*os.File) (_ *helper
 	}
 	if err != nil {
 		_ = h.cmd.Process.Kill()
-		control.Close()
-		_ = h.cmd.Wait()
+		_ = h.reap()
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
@@ -285,9 +284,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last = append(t.last, p...)
-	if over := len(t.last) - tailSize; over > 0 {
-		t.last = append(t.last[:0], t.last[over:]...)
-	}
+	t.last = t.last[max(0, len(t.last)-tailSize):]
 	return len(p), nil
 }
 

@@ -122,24 +122,11 @@ func (c *Client) dialAddress(ctx context.Context, id sandbox.ID, pid int, to net
 	if to.Addr().Is6() {
 		op = wire.OpSocket6
 	}
-	fd, err := c.requestFor(ctx, id, pid, wire.Request{Op: op})
+	fd, err := c.request(ctx, id, pid, op)
 	if err != nil {
 		return nil, err
 	}
 	return connect(ctx, fd, to)
-}
-
-// requestFor sends a request about the sandbox whose first process has this pid. The caller
-// owns the returned descriptor.
-func (c *Client) requestFor(ctx context.Context, id sandbox.ID, pid int, r wire.Request) (fd int, err error) {
-	if pid <= 0 {
-		return -1, fmt.Errorf("it has no process: %w", syscall.ESRCH)
-	}
-	r.PID, r.ID = uint32(pid), string(id)
-	if c.cfg.Cgroup != "" {
-		r.Cgroup = c.cfg.Cgroup + "/" + string(id)
-	}
-	return c.request(ctx, r)
 }
 
 // Forget closes the namespaces that the helper has open for the sandbox.
@@ -155,10 +142,17 @@ func (c *Client) Forget(id sandbox.ID) {
 	h.post(wire.Request{Op: wire.OpForget, ID: string(id)})
 }
 
-// request sends a request to the helper and returns the descriptor of its response. If the
-// helper ends meanwhile, or is in a user namespace that Podman no longer uses, it tries a
-// second time with a new helper.
-func (c *Client) request(ctx context.Context, r wire.Request) (int, error) {
+// request sends a request about the sandbox whose first process has this pid, and returns the
+// descriptor of the response, which the caller owns. If the helper ends meanwhile, or is in a
+// user namespace that Podman no longer uses, it tries a second time with a new helper.
+func (c *Client) request(ctx context.Context, id sandbox.ID, pid int, op wire.Op) (int, error) {
+	if pid <= 0 {
+		return -1, fmt.Errorf("it has no process: %w", syscall.ESRCH)
+	}
+	r := wire.Request{Op: op, PID: uint32(pid), ID: string(id)}
+	if c.cfg.Cgroup != "" {
+		r.Cgroup = c.cfg.Cgroup + "/" + string(id)
+	}
 	if err := c.inFlight.Acquire(ctx, 1); err != nil {
 		return -1, err
 	}

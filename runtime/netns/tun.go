@@ -30,7 +30,7 @@ func (c *Client) TUN(ctx context.Context, id sandbox.ID, pid int) (device *os.Fi
 			err = fmt.Errorf("attach %s to the network: %w", id, err)
 		}
 	}()
-	fd, err := c.requestFor(ctx, id, pid, wire.Request{Op: wire.OpTUN})
+	fd, err := c.request(ctx, id, pid, wire.OpTUN)
 	if errors.Is(err, syscall.EBUSY) {
 		err = fmt.Errorf("%w: %w", ErrAttached, err)
 	}
@@ -46,7 +46,7 @@ func (c *Client) TUN(ctx context.Context, id sandbox.ID, pid int) (device *os.Fi
 }
 
 func (c *Client) listener(ctx context.Context, id sandbox.ID, pid int) (*net.TCPListener, error) {
-	fd, err := c.requestFor(ctx, id, pid, wire.Request{Op: wire.OpListener})
+	fd, err := c.request(ctx, id, pid, wire.OpListener)
 	if err != nil {
 		return nil, err
 	}

@@ -55,7 +55,8 @@ func (e *Engine) create(ctx context.Context, c sandbox.ContainerSpec) error {
 	switch {
 	case err == nil:
 		return nil
-	case noImage(err):
+	case status(err) == http.StatusNotFound, strings.Contains(err.Error(), "no such image"),
+		strings.Contains(err.Error(), "image not known"): // Podman 4 responds 500
 		return fmt.Errorf("create %s of %s: %w: %v", c.ID, c.ImageRef, sandbox.ErrImageMissing, err)
 	}
 	return fmt.Errorf("create %s: %w", c.ID, err)
@@ -440,13 +441,7 @@ func isInit(status string) bool {
 	return len(pids) > 1 && pids[len(pids)-1] == "1" && !strings.HasPrefix(field("State"), "Z")
 }
 
-// nameInUse and noImage match the text of Podman's errors: the API of Podman 4 responds 500
-// to both.
+// nameInUse matches the text of Podman's error, too: the API of Podman 4 responds 500.
 func nameInUse(err error) bool {
 	return err != nil && (status(err) == http.StatusConflict || strings.Contains(err.Error(), "is already in use"))
-}
-
-func noImage(err error) bool {
-	return status(err) == http.StatusNotFound || strings.Contains(err.Error(), "no such image") ||
-		strings.Contains(err.Error(), "image not known")
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// baseImage is built by images/build-base.
+// baseImage is built by images/build.
 const baseImage = "localhost/doze/base:latest"
 
 // grace is how long first processes may take to end before they are killed.

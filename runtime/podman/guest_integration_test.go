@@ -49,7 +49,7 @@ func (n *node) bootWithin(t testing.TB, image string, limits sandbox.Limits) *bo
 	})
 	ctx := testkit.Context(t)
 	if err := n.EnsureImage(ctx, image, nil); err != nil {
-		t.Fatalf("%v: run images/build-base and images/build-test", err)
+		t.Fatalf("%v: run images/build and images/build-test", err)
 	}
 	if err := n.Create(ctx, spec); err != nil {
 		t.Fatal(err)

@@ -28,7 +28,7 @@ func (e *Engine) EnsureImage(ctx context.Context, ref string, progress func(line
 		return nil
 	}
 	if strings.HasPrefix(ref, "localhost/") {
-		return fmt.Errorf("%s: %w: it has not been built on this machine", ref, sandbox.ErrImageMissing)
+		return &sandbox.ImageNotBuiltError{Ref: ref}
 	}
 	err = e.pulls.join(ctx, ref, progress, func(ctx context.Context, out *lines) error {
 		return e.pull(ctx, ref, out)

@@ -174,7 +174,7 @@ func TestErrorOfTheRegistryIsReported(t *testing.T) {
 	for ref, want := range map[string]string{
 		r.image("nothing:here"):           "manifest unknown",
 		freeAddress(t) + "/nobody:latest": syscall.ECONNREFUSED.Error(),
-		"localhost/doze/nothing:here":     "built on this machine",
+		"localhost/doze/nothing:here":     "built on the node's machine",
 	} {
 		err := n.EnsureImage(testkit.Context(t), ref, nil)
 		if !errors.Is(err, sandbox.ErrImageMissing) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), ref) {

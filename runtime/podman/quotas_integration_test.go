@@ -256,7 +256,7 @@ func (b *box) acquireAll(t testing.TB, kind string, users int) int64 {
 	b.must(fmt.Sprintf("rm -f /tmp/acquired; setsid python3 /tmp/acquire.py %s %d 600000 >/tmp/output 2>&1 </dev/null &", kind, users))
 	var got int64
 	testkit.Eventually(t, "the script has acquired all that it can", func() bool {
-		content, err := b.guest.ReadFile(testkit.Context(t), "/tmp/acquired", "")
+		content, err := b.guest.ReadFile(testkit.Context(t), "/tmp/acquired", nil)
 		if err != nil {
 			return false
 		}

@@ -23,11 +23,11 @@ import (
 // servicePID returns the pid of the engine's service.
 func (n *node) servicePID(t testing.TB) int {
 	t.Helper()
-	pid, err := listener(n.service.own)
+	p, err := listener(n.service.own)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pid
+	return p.Pid
 }
 
 // killService kills the service like a crash, and does not wait for its end.
@@ -123,8 +123,10 @@ func TestServiceOfAKilledNodeIsUsedByTheNext(t *testing.T) {
 	socket := filepath.Join(dir, "podman.sock")
 	var before int
 	testkit.Eventually(t, "the first node's service listens", func() (ok bool) {
-		var err error
-		before, err = listener(socket)
+		p, err := listener(socket)
+		if err == nil {
+			before = p.Pid
+		}
 		return err == nil
 	})
 	if err := victim.Process.Kill(); err != nil {

@@ -188,7 +188,7 @@ func TestSandboxHasHostsHostNameAndResolverOfItsOwn(t *testing.T) {
 			"/etc/resolv.conf":   "nameserver 198.18.0.1\nnameserver 198.18.0.53\noptions timeout:2 attempts:2\n",
 			"/run/.containerenv": "",
 		} {
-			content, err := b.guest.ReadFile(testkit.Context(t), file, "")
+			content, err := b.guest.ReadFile(testkit.Context(t), file, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

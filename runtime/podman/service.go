@@ -1,6 +1,7 @@
 package podman
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -203,11 +204,7 @@ func (s *service) fits(ctx context.Context, conn *connection) error {
 	if m := info.Host.CgroupManager; m != "cgroupfs" {
 		return misfit(fmt.Sprintf("its cgroup manager is %s, not cgroupfs", m))
 	}
-	path := ""
-	if r := info.Host.OCIRuntime; r != nil {
-		path = r.Path
-	}
-	if path != s.runtime {
+	if path := cmp.Or(info.Host.OCIRuntime, &define.OCIRuntimeInfo{}).Path; path != s.runtime {
 		return misfit(fmt.Sprintf("its OCI runtime is %q; set runtime = %q under [engine] in its containers.conf", path, s.runtime))
 	}
 	return nil
@@ -316,57 +313,47 @@ func (s *service) watch(ctx context.Context, conn *connection) error {
 // stop ends the service behind the node's own socket, whether it is a child or an earlier
 // node's, and kills it if it does not end in time.
 func (s *service) stop() {
-	pid, err := listener(s.own)
-	if err != nil && s.child == nil {
-		return
+	var processes []*os.Process // the child, and the process that listens, which may be another
+	if s.child != nil {
+		processes = append(processes, s.child.Process)
+		s.child = nil
 	}
-	signal := func(sig syscall.Signal) {
-		if pid > 0 {
-			_ = syscall.Kill(pid, sig)
-		}
-		if s.child != nil {
-			_ = s.child.Process.Signal(sig)
-		}
+	if p, err := listener(s.own); err == nil && p.Pid > 0 {
+		defer p.Release()
+		processes = append(processes, p)
 	}
-	gone := func() bool {
-		if s.child != nil {
-			select {
-			case <-s.child.exited:
-			default:
-				return false
-			}
+	signal := func(sig syscall.Signal) (running bool) {
+		for _, p := range processes {
+			running = !errors.Is(p.Signal(sig), os.ErrProcessDone) || running
 		}
-		return pid <= 0 || errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+		return running
 	}
 	began := time.Now()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	killed := false
-	for signal(syscall.SIGTERM); !gone(); <-tick.C {
-		if !killed && time.Since(began) > stopLimit {
+	for signal(syscall.SIGTERM); signal(0); <-tick.C {
+		switch waited := time.Since(began); {
+		case waited > 2*stopLimit:
+			s.log.Error("failed to end the podman service", "socket", s.own)
+			return
+		case waited > stopLimit:
 			signal(syscall.SIGKILL)
-			killed = true
-		}
-		if time.Since(began) > 2*stopLimit {
-			s.log.Error("failed to end the podman service", "pid", pid)
-			break
 		}
 	}
-	s.child = nil
 }
 
-// listener returns the pid of the process that listens on the socket.
-func listener(socket string) (pid int, err error) {
+// listener returns the process that listens on the socket.
+func listener(socket string) (*os.Process, error) {
 	conn, err := dialUnix(context.Background(), socket)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer conn.Close()
 	peer, err := peercred.Of(conn.(*net.UnixConn))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return int(peer.Pid), nil
+	return os.FindProcess(int(peer.Pid))
 }
 
 // wait returns after d or when ctx ends.

@@ -58,9 +58,7 @@ func lastLine(path string) string {
 		return ""
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err == nil {
-		f.Seek(max(0, info.Size()-maxTail), io.SeekStart)
-	}
+	_, _ = f.Seek(-maxTail, io.SeekEnd) // a shorter file is read from its start
 	data, _ := io.ReadAll(io.LimitReader(f, maxTail))
 	data = bytes.TrimRight(data, "\n")
 	line := data[bytes.LastIndexByte(data, '\n')+1:]

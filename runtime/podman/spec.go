@@ -121,7 +121,12 @@ func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen
 	// sandbox's end, and its memory is not the sandbox's.
 	s.CgroupsMode = "no-conmon"
 	s.OOMScoreAdj = new(oomScore)
-	s.Rlimits = []spec.POSIXRlimit{rlimit("nofile", unix.RLIMIT_NOFILE, maxFiles)}
+	openFiles := uint64(maxFiles)
+	var nodes unix.Rlimit // the upper bound: only root may raise it
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &nodes); err == nil {
+		openFiles = min(openFiles, nodes.Max)
+	}
+	s.Rlimits = []spec.POSIXRlimit{{Type: "nofile", Hard: openFiles, Soft: openFiles}}
 	return s
 }
 
@@ -156,16 +161,6 @@ func mounts(own files, c sandbox.ContainerSpec) []spec.Mount {
 		bind(own.resolvConf(), "/etc/resolv.conf", "ro", "noexec"),
 		bind(own.containerEnv(), "/run/.containerenv", "ro", "noexec"),
 	}
-}
-
-// rlimit returns both limits with value, or with the node's own limit if that is lower: only
-// root may raise it.
-func rlimit(name string, resource int, value uint64) spec.POSIXRlimit {
-	var own unix.Rlimit
-	if err := unix.Getrlimit(resource, &own); err == nil {
-		value = min(value, own.Max)
-	}
-	return spec.POSIXRlimit{Type: name, Hard: value, Soft: value}
 }
 
 // hostname converts a sandbox's name into a label of RFC 1123. If no character remains, it

@@ -177,7 +177,7 @@ func TestImagesWithoutCAsGetThem(t *testing.T) {
 			t.Errorf("%s still wants them", image)
 		}
 		for file, want := range map[string]string{trust.CAFile: node.pem, trust.BundleFile: public.pem + node.pem} {
-			content, err := b.guest.ReadFile(testkit.Context(t), file, "")
+			content, err := b.guest.ReadFile(testkit.Context(t), file, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -35,6 +35,7 @@ func mustBeWell(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 }
 
 func TestConditionLastsAsLongAsTheFault(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustBeWell(t, n, sb.ID)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
@@ -24,6 +25,9 @@ type CreateRequest struct {
 	SleepAfter, StopAfter *Duration
 	// TTL is how long the sandbox lives before it is destroyed; nil or 0: no limit.
 	TTL *Duration
+	// Warm are languages for which each cold start also starts an interpreter, which the
+	// first context of the language uses.
+	Warm []Language
 }
 
 // Create returns the sandbox with that owner and name. If there is none, Create makes one,
@@ -71,6 +75,7 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 		State:        StateStarting,
 		Env:          maps.Clone(req.Env),
 		Labels:       maps.Clone(req.Labels),
+		Warm:         slices.Clone(req.Warm),
 		SleepAfter:   Duration(cfg.SleepAfter),
 		StopAfter:    Duration(cfg.StopAfter),
 		CreatedAt:    now,
@@ -103,6 +108,7 @@ func (sb *Sandbox) validate() error {
 		validateIdle("sleep_after", sb.SleepAfter),
 		validateIdle("stop_after", sb.StopAfter),
 		validateTTL(sb.TTL),
+		validateWarm(sb.Warm),
 	)
 }
 
@@ -170,6 +176,7 @@ func (b *liveSandbox) make(ctx context.Context) {
 	b.open(0)
 	close(b.made)
 	b.armWoken()
+	b.startSpares()
 }
 
 // unmake removes all that a failed creation made, or retries that later.

@@ -90,7 +90,7 @@ func (b *liveSandbox) noteDestroyed(ctx context.Context, reason StateReason) err
 	before := b.sandbox()
 	b.change(func(sb *Sandbox) {
 		sb.State, sb.StateReason, sb.StateSince = StateDestroyed, reason, time.Now().UTC()
-		sb.Env, sb.Processes, sb.Declared = nil, nil, nil
+		sb.Env, sb.EnvChanges, sb.Processes, sb.Terminals, sb.Sessions, sb.Contexts, sb.Listening, sb.Declared = nil, nil, nil, nil, nil, nil, nil, nil
 	})
 	err := b.save(ctx)
 	switch {
@@ -100,7 +100,7 @@ func (b *liveSandbox) noteDestroyed(ctx context.Context, reason StateReason) err
 	case err != nil:
 		b.change(func(sb *Sandbox) {
 			sb.State, sb.StateReason, sb.StateSince = before.State, before.StateReason, before.StateSince
-			sb.Env, sb.Processes, sb.Declared = before.Env, before.Processes, before.Declared
+			sb.Env, sb.EnvChanges, sb.Processes, sb.Terminals, sb.Sessions, sb.Contexts, sb.Listening, sb.Declared = before.Env, before.EnvChanges, before.Processes, before.Terminals, before.Sessions, before.Contexts, before.Listening, before.Declared
 		})
 		b.m.journal.dirty(b) // the failed write may have reached the disk
 	}

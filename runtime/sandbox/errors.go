@@ -3,6 +3,7 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 )
 
@@ -43,6 +44,23 @@ func fullDisk(err error) error {
 		return fmt.Errorf("%w: %w", ErrStoreFull, err)
 	}
 	return err
+}
+
+// ImageNotBuiltError is the ErrImageMissing of an image that no registry has.
+type ImageNotBuiltError struct {
+	Ref string // such as "localhost/doze/python:latest"
+}
+
+// Is makes the error an ErrImageMissing.
+func (e *ImageNotBuiltError) Is(target error) bool { return target == ErrImageMissing }
+
+func (e *ImageNotBuiltError) Error() string {
+	remedy := "build or import it there, as the node's user"
+	if name, ok := strings.CutPrefix(e.Ref, "localhost/doze/"); ok {
+		name, _, _ = strings.Cut(name, ":")
+		remedy = fmt.Sprintf("`make image-%s` in a checkout of doze there builds it", name)
+	}
+	return fmt.Sprintf("image %s has not been built on the node's machine; %s", e.Ref, remedy)
 }
 
 // InvalidError refuses an argument. Nothing has changed.

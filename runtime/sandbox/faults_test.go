@@ -27,6 +27,7 @@ func deafen(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 }
 
 func TestUnresponsiveSandboxDoesNotBlockOthersAtStart(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	healthy, unreachable, half := create(t, n.Manager, "healthy"), create(t, n.Manager, "deaf"), create(t, n.Manager, "half")
 	var hangs atomic.Bool
@@ -82,6 +83,7 @@ func TestUnresponsiveSandboxDoesNotBlockOthersAtStart(t *testing.T) {
 }
 
 func TestSleepingSandboxWithUnusableGuestIsStartedAgain(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, func(cfg *sandbox.Config) { cfg.WakeTimeout = 5 * time.Second })
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
@@ -111,6 +113,7 @@ func TestSandboxThatNeitherStopsNorFreezesIsRunning(t *testing.T) {
 
 // The timer of stop_after fires while the sandbox is just being woken.
 func TestStopAfterDoesNotStopAWokenSandbox(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")

@@ -114,6 +114,7 @@ func TestGuestThatBreaksItsEventStreamStaysUsableAtABoundedCost(t *testing.T) {
 
 // A guest may send a burst of 600 events, and then 200 in a second.
 func TestGuestThatFloodsItsEventStreamIsSlowedDown(t *testing.T) {
+	t.Parallel()
 	const burst, every = 600, time.Second / 200
 	n := sandboxtest.Open(t, nil)
 	n.Engine.HandleGuest(hostile(func(w http.ResponseWriter, r *http.Request) {
@@ -168,6 +169,7 @@ func askAPI(t *testing.T, n *sandboxtest.Node, id sandbox.ID, d time.Duration) {
 }
 
 func TestHoldsOfTheGuestAndTheAPIAreEqual(t *testing.T) {
+	t.Parallel()
 	for name, hold := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID, time.Duration){"inside": holdAsSandbox, "API": askAPI} {
 		t.Run(name, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)

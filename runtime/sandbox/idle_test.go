@@ -16,6 +16,7 @@ import (
 
 // A timer may fire just before the state changes, and find another one.
 func TestLateTimerDoesNothingInAnotherState(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter, c.StopAfter = time.Hour, time.Second })
 	m := n.Manager
 	sb := create(t, m, "app")
@@ -70,6 +71,7 @@ func mustStop(t *testing.T, m *sandbox.Manager, id sandbox.ID) {
 }
 
 func TestStopAfterCountsFromTheLastSleep(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")
@@ -122,6 +124,7 @@ func TestRetriedStopSparesTheNextContainer(t *testing.T) {
 }
 
 func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	leased, idle := create(t, n.Manager, "leased"), create(t, n.Manager, "idle")
 	events, others := subscribe(t, n.Manager, leased.ID), subscribe(t, n.Manager, idle.ID)
@@ -145,6 +148,7 @@ func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
 
 // A machine that stalls looks late, and what it has nothing to compare with may work.
 func TestLateFirstSampleDoesNotPutABusySandboxToSleep(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)

@@ -42,6 +42,7 @@ func (b *liveSandbox) noteProcess(p guest.Process) {
 	if stale {
 		return
 	}
+	b.noteKernelEnd(p)
 	b.m.journal.dirty(b)
 	started := p.State == guest.ProcessRunning && (before == nil || before.State != guest.ProcessRunning || before.PID != p.PID)
 	exited := p.State == guest.ProcessExited && (before == nil || before.State == guest.ProcessRunning)

@@ -48,18 +48,20 @@ type liveSandbox struct {
 
 	names []nameKey // under which it is found; guarded by Manager.mu
 
-	mu       sync.Mutex
-	wake     *wake                   // in flight, or nil
-	made     chan struct{}           // closed when the creation has ended
-	makeErr  error                   // of the creation, valid once made is closed
-	endMake  context.CancelCauseFunc // of the creation
-	gone     bool                    // being destroyed, or its creation failed
-	timer    *time.Timer             // of runCheck, see idle.go
-	cpu      cpuSample
-	breaks   *rate.Limiter      // of the guest's event stream
-	endWatch context.CancelFunc // ends the watcher of this run of the guest
-	drained  chan struct{}      // closed when that watcher has read all events
-	trusts   string             // digest of the CAs that this run of the guest has
+	mu         sync.Mutex
+	wake       *wake                   // in flight, or nil
+	made       chan struct{}           // closed when the creation has ended
+	makeErr    error                   // of the creation, valid once made is closed
+	endMake    context.CancelCauseFunc // of the creation
+	gone       bool                    // being destroyed, or its creation failed
+	timer      *time.Timer             // of runCheck, see idle.go
+	cpu        cpuSample
+	breaks     *rate.Limiter // of the guest's event stream
+	portEvents *rate.Limiter
+	endWatch   context.CancelFunc // ends the watcher of this run of the guest
+	drained    chan struct{}      // closed when that watcher has read all events
+	kernels    kernels
+	trusts     string // digest of the CAs that this run of the guest has
 
 	lines *loglimit.Limit
 
@@ -92,10 +94,13 @@ func (m *Manager) newLiveSandbox(sb Sandbox) *liveSandbox {
 		transition: semaphore.NewWeighted(1),
 		made:       make(chan struct{}),
 		breaks:     rate.NewLimiter(breaksPerSecond, breaksBurst),
+		portEvents: rate.NewLimiter(rate.Every(portEventInterval), portEventBurst),
 		listeners:  map[chan Event]struct{}{},
 		lines:      loglimit.New(lifePerSecond, lifeBurst),
 	}
 	b.guest.SetDefaults(func() map[string]string { return m.uplink.Environment(sb.ID) })
+	b.guest.SetChanges(func() map[string]*string { return b.view.Load().EnvChanges })
+	b.kernels.budget = m.messages.Child(maxSandboxMessages)
 	b.use.Store(-closedBias)
 	b.lastActive.Store(sb.LastActiveAt.UnixNano())
 	b.view.Store(&sb)

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -51,6 +52,8 @@ type Manager struct {
 	origins   origins
 	retries   retries
 
+	messages *quota.Pool // memory for messages of kernels
+
 	waiting   atomic.Int64 // callers that wait for a wake
 	startedAt time.Time
 
@@ -83,6 +86,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		journal:   newJournal(deps.Store, deps.Log),
 		metrics:   newMetrics(),
 		feed:      newFeed(),
+		messages:  quota.New(maxMessages),
 		startedAt: time.Now().UTC(),
 		sandboxes: map[ID]*liveSandbox{},
 		names:     map[nameKey]*liveSandbox{},
@@ -147,6 +151,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	for _, b := range sandboxes {
 		b.disarm()
 		b.dropListeners()
+		b.dropKernels()
 		b.guest.Close()
 	}
 	m.feed.close()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/runtime/jupyter/jupytertest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 	"github.com/doze-run/doze/testkit"
@@ -16,7 +17,10 @@ import (
 const owner = "operator"
 
 // Every goroutine of a Manager ends with it.
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) {
+	jupytertest.Main()
+	testkit.Main(m)
+}
 
 func create(t *testing.T, m *sandbox.Manager, name string) sandbox.Sandbox {
 	t.Helper()

@@ -69,7 +69,7 @@ func (m *Manager) Unexpose(ctx context.Context, id ID, port uint16) error {
 		func(sb *Sandbox) { sb.Ports = withoutPort(sb.Ports, port) },
 		func(sb *Sandbox) { sb.Ports = withPort(sb.Ports, before) })
 	if err == nil {
-		b.emit(Event{Type: EventPortClosed, Port: port})
+		b.emit(Event{Type: EventPortUnexposed, Port: port})
 	}
 	return err
 }

@@ -134,6 +134,7 @@ func TestQuarantinedContainerIsRemovedOnRequest(t *testing.T) {
 
 // Containers in quarantine are stopped some at a time, and the node serves meanwhile.
 func TestContainerAdoptedBeforeItsStopIsStopped(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	var ids []sandbox.ID
 	for i := range sandbox.Recoverers + 1 {

@@ -185,7 +185,10 @@ func (b *liveSandbox) foundStopped(exists bool) {
 	if before := b.view.Load(); before.State == StateStopped && (exists || before.StateReason == reason) {
 		return
 	}
-	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
+	b.change(func(sb *Sandbox) {
+		sb.Processes, sb.Terminals = lost(sb.Processes), lostTerminals(sb.Terminals, reason)
+		sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason), nil
+	})
 	b.setState(StateStopped, reason)
 	b.emit(Event{Type: EventStopped, Reason: reason})
 }

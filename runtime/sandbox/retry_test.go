@@ -12,6 +12,7 @@ import (
 )
 
 func TestFailedDestructionIsRetriedUntilNothingIsLeft(t *testing.T) {
+	t.Parallel()
 	for name, begin := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
 		"asked for": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 			if err := n.Manager.Destroy(t.Context(), id); !errors.Is(err, syscall.EIO) {
@@ -74,6 +75,7 @@ func TestDestroyEndsThePendingRetry(t *testing.T) {
 }
 
 func TestFailedCreationAndStopInQuarantineAreRetried(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	n.Engine.Fail("start", syscall.EIO)
 	n.Engine.Fail("remove", syscall.EIO)

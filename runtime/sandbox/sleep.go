@@ -191,6 +191,7 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 	default:
 		return nil
 	}
+	contexts := b.view.Load().Contexts
 	err := b.m.deps.Engine.Stop(ctx, b.id, grace)
 	if errors.Is(err, ErrNoContainer) {
 		err, reason = nil, ReasonContainerLost
@@ -205,6 +206,7 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 		return b.failed(ConditionStopFailed, errors.Join(err, b.refreeze(ctx)))
 	}
 	b.drainEvents(ctx)
+	b.ignoreKernelEnds(contexts)
 	b.ended(reason, "")
 	// It has stopped; on a full disk the journal writes that later.
 	if err := b.save(ctx); err != nil && !errors.Is(err, ErrStoreFull) {
@@ -238,7 +240,10 @@ func (b *liveSandbox) ended(reason StateReason, failure string) {
 	b.closeNow()
 	b.unwatch()
 	b.disconnect()
-	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
+	b.change(func(sb *Sandbox) {
+		sb.Processes, sb.Terminals = lost(sb.Processes), lostTerminals(sb.Terminals, reason)
+		sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason), nil
+	})
 	b.setState(StateStopped, reason)
 	b.arm() // it may expire
 	b.emit(Event{Type: EventStopped, Reason: reason, Error: failure})

@@ -101,6 +101,7 @@ func TestSandboxIsFrozenAlthoughItsGuestDoesNotTrim(t *testing.T) {
 }
 
 func TestUseDuringAnIdleFreezeKeepsAwake(t *testing.T) {
+	t.Parallel()
 	for name, keepAwake := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
 		"a hold": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) { askAPI(t, n, id, time.Hour) },
 		"no sleep_after": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
@@ -224,6 +225,7 @@ func TestListensDoesNotCountAsUse(t *testing.T) {
 var second = sandbox.Duration(time.Second)
 
 func TestIdleSandboxSleepsThenStops(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
@@ -240,6 +242,7 @@ func TestIdleSandboxSleepsThenStops(t *testing.T) {
 }
 
 func TestCPUTimeKeepsAwake(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
@@ -260,6 +263,7 @@ func TestCPUTimeKeepsAwake(t *testing.T) {
 }
 
 func TestHoldKeepsAwakeUntilItEnds(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)

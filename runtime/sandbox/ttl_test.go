@@ -11,6 +11,7 @@ import (
 )
 
 func TestSandboxIsDestroyedWhenItsTTLPasses(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		enter func(*testing.T, *sandbox.Manager, sandbox.ID)
@@ -119,6 +120,7 @@ func TestExtendedTTLWinsOverALateTimer(t *testing.T) {
 }
 
 func TestTTLThatPassedWhileTheNodeWasDownIsApplied(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustStop(t, n.Manager, sb.ID)

@@ -96,17 +96,20 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 // the view that readers get. Values handed out are copies; their maps and
 // slices are never changed afterwards.
 type Sandbox struct {
-	ID         ID                `json:"id,omitzero"`
-	Name       string            `json:"name"` // unique per owner
-	Owner      string            `json:"owner"`
-	Image      string            `json:"image"` // as requested, such as "base"
-	ImageRef   string            `json:"image_ref"`
-	Size       string            `json:"size"`
-	State      State             `json:"state,omitzero"`
-	Env        map[string]string `json:"env,omitempty"`
-	Labels     map[string]string `json:"labels,omitempty"`
-	SleepAfter Duration          `json:"sleep_after"` // 0: never by itself
-	StopAfter  Duration          `json:"stop_after"`  // 0: never by itself
+	ID       ID                `json:"id,omitzero"`
+	Name     string            `json:"name"` // unique per owner
+	Owner    string            `json:"owner"`
+	Image    string            `json:"image"` // as requested, such as "base"
+	ImageRef string            `json:"image_ref"`
+	Size     string            `json:"size"`
+	State    State             `json:"state,omitzero"`
+	Env      map[string]string `json:"env,omitempty"`
+	// EnvChanges are changes to Env since the creation, which its container does not have: nil
+	// removes a variable of Env.
+	EnvChanges map[string]*string `json:"env_changes,omitempty"`
+	Labels     map[string]string  `json:"labels,omitempty"`
+	SleepAfter Duration           `json:"sleep_after"` // 0: never by itself
+	StopAfter  Duration           `json:"stop_after"`  // 0: never by itself
 	// TTL is how long the sandbox lives from its creation or from the last change
 	// of TTL; 0: no limit. ExpiresAt is when that ends, zero without a limit.
 	TTL       Duration  `json:"ttl,omitzero"`
@@ -127,6 +130,19 @@ type Sandbox struct {
 	HoldUntil time.Time       `json:"hold_until,omitzero"`
 	Ports     []Port          `json:"ports,omitempty"`
 	Processes []guest.Process `json:"processes,omitempty"` // as last known
+	// Terminals are as last known: those that run, and the last ones that ended.
+	Terminals []Terminal `json:"terminals,omitempty"`
+	// Sessions are as last known: those whose shell runs, that were lost, and the last ones
+	// that ended.
+	Sessions []Session `json:"sessions,omitempty"`
+	// Contexts are as last known: those whose kernel runs, that were lost, and the last ones
+	// that ended.
+	Contexts []Context `json:"contexts,omitempty"`
+	// Warm are the languages for which a cold start also starts a spare interpreter.
+	Warm []Language `json:"warm,omitempty"`
+	// Listening are the ports on which its processes listen, as last known, in order; none
+	// while it is stopped.
+	Listening []guest.Listening `json:"listening,omitempty"`
 	// Declared are the processes that a cold wake starts again.
 	Declared []guest.ProcessSpec `json:"declared,omitempty"`
 }
@@ -203,6 +219,9 @@ const (
 	CauseExec      Cause = "exec"
 	CauseFiles     Cause = "files"
 	CauseProcess   Cause = "process"
+	CauseTerminal  Cause = "terminal"
+	CauseSession   Cause = "session"
+	CauseContext   Cause = "context"
 	CauseWebSocket Cause = "websocket"
 	CauseEgress    Cause = "egress" // data from upstream, on a connection of the sandbox
 	CauseRequested Cause = "requested"
@@ -237,7 +256,9 @@ const (
 	EventProcessStart  EventType = "process_started"
 	EventProcessExited EventType = "process_exited"
 	EventPortExposed   EventType = "port_exposed"
-	EventPortClosed    EventType = "port_closed"
+	EventPortUnexposed EventType = "port_unexposed"
+	EventPortOpened    EventType = "port_opened" // a process began to listen
+	EventPortClosed    EventType = "port_closed" // it ceased to listen
 	EventUpdated       EventType = "updated"
 	EventAdopted       EventType = "adopted" // from quarantine
 	EventDiskLost      EventType = "disk_lost"
@@ -255,12 +276,13 @@ type Event struct {
 	Sandbox ID        `json:"sandbox"`
 	Kind    WakeKind  `json:"kind,omitempty"` // woke
 	// DurationMS is how long it took: woke, created.
-	DurationMS float64        `json:"duration_ms,omitempty"`
-	Cause      Cause          `json:"cause,omitempty"`  // woke, wake_failed
-	Reason     StateReason    `json:"reason,omitempty"` // woke, slept, stopped, destroyed
-	Error      string         `json:"error,omitempty"`  // stopped, wake_failed, disk_lost: description of the failure, for people
-	Port       uint16         `json:"port,omitempty"`
-	Process    *guest.Process `json:"process,omitempty"`
-	Progress   string         `json:"progress,omitempty"` // image_pull_progress
-	Until      time.Time      `json:"until,omitzero"`     // held
+	DurationMS float64          `json:"duration_ms,omitempty"`
+	Cause      Cause            `json:"cause,omitempty"`  // woke, wake_failed
+	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed
+	Error      string           `json:"error,omitempty"`  // stopped, wake_failed, disk_lost: description of the failure, for people
+	Port       uint16           `json:"port,omitempty"`
+	Listening  *guest.Listening `json:"listening,omitempty"` // port_opened, port_closed
+	Process    *guest.Process   `json:"process,omitempty"`
+	Progress   string           `json:"progress,omitempty"` // image_pull_progress
+	Until      time.Time        `json:"until,omitzero"`     // held
 }

@@ -218,6 +218,7 @@ func TestAdoptedSandboxesAreAttachedAgain(t *testing.T) {
 }
 
 func TestFailedAttachmentOfAnAdoptedSandboxIsRetried(t *testing.T) {
+	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	running, asleep, stopped := create(t, n.Manager, "running"), create(t, n.Manager, "asleep"), create(t, n.Manager, "stopped")
 	mustSleep(t, n.Manager, asleep.ID)

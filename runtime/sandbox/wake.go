@@ -143,6 +143,9 @@ func (b *liveSandbox) runWake(ctx context.Context, w *wake) {
 	if err == nil {
 		b.armWoken()
 	}
+	if err == nil && kind == WakeCold {
+		b.startSpares()
+	}
 }
 
 // wakeError returns the error for the waiters: the cause of a canceled ctx, or a *WakeError.

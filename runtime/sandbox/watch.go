@@ -108,6 +108,14 @@ func (b *liveSandbox) onGuestEvent(ev guest.Event) {
 	switch {
 	case ev.Type == guest.EventProcess && ev.Process != nil:
 		b.noteProcess(*ev.Process)
+	case ev.Type == guest.EventTerminal && ev.Terminal != nil:
+		b.noteTerminal(*ev.Terminal)
+	case ev.Type == guest.EventSession && ev.Session != nil:
+		b.noteSession(*ev.Session)
+	case ev.Type == guest.EventSessions:
+		b.forgetSessionsExcept(ev.Sessions)
+	case ev.Type == guest.EventPorts:
+		b.noteListening(ev.Ports)
 	case ev.Type == guest.EventHold:
 		// No caller waits until it is on disk, and a sandbox could cause any number of
 		// syncs.

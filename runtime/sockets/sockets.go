@@ -1,5 +1,4 @@
-// Package sockets finds the TCP sockets that listen on a port, in the tables of a network
-// namespace.
+// Package sockets finds the TCP sockets that listen in a network namespace.
 package sockets
 
 import (
@@ -7,11 +6,12 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
-	"fmt"
 	"io"
+	"iter"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 )
 
 const (
@@ -24,37 +24,69 @@ const (
 )
 
 // Listeners returns the addresses on which sockets in the network namespace of a process
-// listen on the port, IPv4 first. proc is the folder of the process, such as /proc/self.
+// listen on the port, IPv4 first, and the loopback address in place of an unspecified one.
+// proc is the folder of the process, such as /proc/self.
 func Listeners(proc string, port uint16) []netip.Addr {
 	var found []netip.Addr
-	for _, table := range []string{"/net/tcp", "/net/tcp6"} {
-		f, err := os.Open(proc + table)
-		if err != nil {
-			continue // the process is gone, or has no IPv6
+	for _, table := range tables(proc) {
+		for l := range table {
+			addr := Reachable(l.Addr.Addr())
+			if l.Addr.Port() == port && !slices.Contains(found, addr) {
+				found = append(found, addr)
+			}
 		}
-		found = append(found, listed(io.LimitReader(f, maxSocketTable), port)...)
-		f.Close()
 	}
 	return found[:min(len(found), maxListeners)]
 }
 
-// listed parses a table of sockets: "sl local_address rem_address st …" with hexadecimal
-// ADDRESS:PORT, and 0A for a listening socket (proc_net_tcp in the kernel's documentation).
-// It returns the loopback address in place of an unspecified one.
-func listed(table io.Reader, port uint16) []netip.Addr {
-	var found []netip.Addr
-	service := fmt.Appendf(nil, ":%04X", port)
-	for lines := bufio.NewScanner(table); lines.Scan(); {
-		fields := bytes.Fields(lines.Bytes())
-		if len(fields) < 4 || string(fields[3]) != "0A" || !bytes.HasSuffix(fields[1], service) {
-			continue
-		}
-		addr, ok := socketAddress(string(bytes.TrimSuffix(fields[1], service)))
-		if ok && !slices.Contains(found, addr) {
-			found = append(found, addr)
+// Reachable returns the address at which a socket that is bound to addr can be reached from
+// its own namespace: the loopback address in place of an unspecified one.
+func Reachable(addr netip.Addr) netip.Addr {
+	switch addr {
+	case netip.IPv4Unspecified():
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	case netip.IPv6Unspecified():
+		return netip.IPv6Loopback()
+	}
+	return addr
+}
+
+// tables returns the listening sockets in the network namespace of a process, of IPv4 and of
+// IPv6. A table is empty if the process is gone, or has no IPv6.
+func tables(proc string) []iter.Seq[Listener] {
+	var all []iter.Seq[Listener]
+	for _, path := range []string{"/net/tcp", "/net/tcp6"} {
+		all = append(all, func(yield func(Listener) bool) {
+			f, err := os.Open(proc + path)
+			if err != nil {
+				return
+			}
+			defer f.Close()
+			listed(io.LimitReader(f, maxSocketTable))(yield)
+		})
+	}
+	return all
+}
+
+// listed parses a table of sockets: "sl local_address rem_address st tx_queue:rx_queue
+// tr:tm->when retrnsmt uid timeout inode …" with hexadecimal ADDRESS:PORT, and 0A for a
+// listening socket (proc_net_tcp in the kernel's documentation).
+func listed(table io.Reader) iter.Seq[Listener] {
+	return func(yield func(Listener) bool) {
+		for lines := bufio.NewScanner(table); lines.Scan(); {
+			fields := bytes.Fields(lines.Bytes())
+			if len(fields) < 10 || string(fields[3]) != "0A" {
+				continue
+			}
+			address, service, _ := bytes.Cut(fields[1], []byte(":"))
+			addr, ok := socketAddress(string(address))
+			port, err := strconv.ParseUint(string(service), 16, 16)
+			inode, _ := strconv.ParseUint(string(fields[9]), 10, 32)
+			if ok && err == nil && !yield(Listener{netip.AddrPortFrom(addr, uint16(port)), uint32(inode)}) {
+				return
+			}
 		}
 	}
-	return found
 }
 
 // socketAddress parses an address of 4 or 16 bytes, which the kernel writes as words in
@@ -68,14 +100,5 @@ func socketAddress(text string) (netip.Addr, bool) {
 		binary.BigEndian.PutUint32(word, binary.NativeEndian.Uint32(word))
 	}
 	addr, ok := netip.AddrFromSlice(b)
-	addr = addr.Unmap()
-	switch {
-	case !ok:
-		return netip.Addr{}, false
-	case addr == netip.IPv4Unspecified():
-		return netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
-	case addr == netip.IPv6Unspecified():
-		return netip.IPv6Loopback(), true
-	}
-	return addr, true
+	return addr.Unmap(), ok
 }

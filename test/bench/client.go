@@ -26,16 +26,16 @@ import (
 // task is what a client of the origin does: this program again, in a sandbox or next to
 // a peer. Its argument is the task in JSON, and it prints a clientResult.
 type task struct {
-	Do          string        `json:"do"`        // stream, load, pairs, first or blob
-	To          string        `json:"to"`        // URL, or address of a stream
+	Do          string        `json:"do"`        // stream, load, pairs, first, blob or files
+	To          string        `json:"to"`        // URL, address of a stream, or folder of files
 	Than        string        `json:"than"`      // pairs: the other URL
 	Direction   string        `json:"direction"` // of a stream: out or in
 	Proxy       string        `json:"proxy"`
 	CA          string        `json:"ca"`          // file of authorities to trust besides the system's
 	Method      string        `json:"method"`      // of a load; default: GET
 	Connections int           `json:"connections"` // of a load
-	Count       int           `json:"count"`       // of requests, or pairs of them
-	Duration    time.Duration `json:"duration"`    // of a stream or load
+	Count       int           `json:"count"`       // of requests, pairs of them, or files
+	Duration    time.Duration `json:"duration"`    // of a stream or load, or between two files
 	Until       string        `json:"until"`       // load: ends when this file exists
 	Wait        bool          `json:"wait"`        // for a line on standard input, when the network is ready
 }
@@ -72,7 +72,7 @@ func runClient(ctx context.Context, argument string) error {
 		}
 	}
 	measure, ok := map[string]func(context.Context, task) (clientResult, error){
-		"stream": stream, "load": loadOrigin, "pairs": requestPairs, "first": firstRequests, "blob": fetchBlob,
+		"stream": stream, "load": loadOrigin, "pairs": requestPairs, "first": firstRequests, "blob": fetchBlob, "files": makeFiles,
 	}[t.Do]
 	if !ok {
 		return fmt.Errorf("unknown task %q", t.Do)

@@ -70,6 +70,13 @@ var figures = []struct {
 	{"create", startNode, nil, measureCreate},
 	{"cold", startNode, (*bench).withServer, measureColdWake},
 	{"exec", startNode, (*bench).withNothing, measureExec},
+	{"session", startNode, (*bench).withNothing, measureSession},
+	{"contexts", startNode, nil, measureContexts},
+	{"output", startNode, (*bench).withNothing, measureOutput},
+	{"terminal", startNode, (*bench).withNothing, measureTerminal},
+	{"watch", startNode, (*bench).withProgram, measureWatch},
+	{"ready", startNode, (*bench).withProgram, measureReady},
+	{"files", startNode, (*bench).withNothing, measureFiles},
 	{"throughput", startNode, (*bench).withServer, measureThroughput},
 	{"asleep", startNode, nil, measureAsleep},
 	{"start", startNode, nil, measureStart},
@@ -132,6 +139,9 @@ func main() {
 	case len(arguments) == 2 && arguments[0] == "serve":
 		stop() // SIGTERM ends it: else a stop of its sandbox takes as long as it may
 		err = serve(arguments[1])
+	case len(arguments) == 2 && arguments[0] == "listen":
+		stop()
+		err = serveLate(arguments[1])
 	case len(arguments) == 1 && arguments[0] == "origin":
 		err = serveOrigin()
 	case len(arguments) == 5 && arguments[0] == "floor":

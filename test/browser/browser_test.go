@@ -46,15 +46,19 @@ api.doze.localhost {
 // browser resolves it to this machine.
 const previewDomain = "preview.doze.test"
 
-// TestPreviews opens previews of one node in one browser, for both take time
+// TestPages opens previews and terminals of one node in one browser, for both take time
 // to start.
-func TestPreviews(t *testing.T) {
+func TestPages(t *testing.T) {
 	n := testnode.Start(t, testnode.Config{Caddyfile: caddyfile})
 	browser := startChromium(t, n)
 	t.Run("Vite", func(t *testing.T) { testVite(t, n, browser) })
 	t.Run("Stream", func(t *testing.T) { testStream(t, n, browser) })
 	t.Run("Pages", func(t *testing.T) { testPages(t, n, browser) })
+	t.Run("SignedURLs", func(t *testing.T) { testSignedURLs(t, n, browser) })
 	t.Run("Nothing", func(t *testing.T) { testNothing(t, n, browser) })
+	t.Run("Terminal", func(t *testing.T) { testTerminal(t, n, browser) })
+	t.Run("TerminalRefused", func(t *testing.T) { testTerminalRefused(t, n, browser) })
+	t.Run("TerminalAddon", func(t *testing.T) { testTerminalAddon(t, n, browser) })
 }
 
 // box is a sandbox of a test.

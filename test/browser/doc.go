@@ -1,2 +1,2 @@
-// Package browser opens previews in a real browser: it has tests only.
+// Package browser opens previews and terminals in a real browser: it has tests only.
 package browser

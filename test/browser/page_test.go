@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,7 @@ type tab struct {
 	mu         sync.Mutex
 	socketURLs []string // URLs of WebSockets
 	closed     int      // of them
+	requested  []string // URLs
 }
 
 // openTab opens a tab that is closed when the test ends. If it has failed, what
@@ -51,6 +53,8 @@ func (p *tab) note(event any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch event := event.(type) {
+	case *network.EventRequestWillBeSent:
+		p.requested = append(p.requested, event.Request.URL)
 	case *network.EventWebSocketCreated:
 		p.socketURLs = append(p.socketURLs, event.URL)
 	case *network.EventWebSocketClosed:
@@ -63,6 +67,13 @@ func (p *tab) webSockets() (opened, closed int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.socketURLs), p.closed
+}
+
+// requests are the URLs of all requests and WebSockets of the tab so far.
+func (p *tab) requests() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Concat(p.requested, p.socketURLs)
 }
 
 // webSocketHost is the host, with its port, of the last WebSocket.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/http/cgi"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -71,7 +72,7 @@ func startNode(t *testing.T, blocks []block) *testnode.Node {
 		"*.example.com", "*.mirror.example.com", "github.com", "*.github.com", "raw.githubusercontent.com", "api.anthropic.com", "api.openai.com",
 	}
 	upstream := testkit.NewUpstream(t, testkit.UpstreamOptions{TLS: true, HTTP2: true, Names: names})
-	upstream.Handle(respond)
+	upstream.Handle(respond(t))
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	if err := os.WriteFile(ca, upstream.PEM(), 0o600); err != nil {
 		t.Fatal(err)
@@ -101,21 +102,51 @@ func inEgress(t *testing.T, b block) string {
 	return m[1]
 }
 
-// respond responds with the host's name, and as GitHub's API to its user. Hosts that need
-// a secret respond with 401 without it.
-func respond(w http.ResponseWriter, r *http.Request) {
+// respond responds with the host's name, as GitHub's API to its user, and below /team as a
+// git server. Hosts that need a secret respond with 401 without it.
+func respond(t *testing.T) http.HandlerFunc {
 	_, github, _ := strings.Cut(secrets[0], "=")
 	_, anthropic, _ := strings.Cut(secrets[1], "=")
-	_, password, _ := r.BasicAuth()
-	switch {
-	case r.Host == "api.github.com" && r.Header.Get("Authorization") != "Bearer "+github,
-		r.Host == "github.com" && password != github,
-		r.Host == "api.anthropic.com" && r.Header.Get("X-Api-Key") != anthropic:
-		http.Error(w, "requires authentication", http.StatusUnauthorized)
-	case r.Host == "api.github.com":
-		fmt.Fprintln(w, `{"login":"octocat"}`)
-	default:
-		fmt.Fprintln(w, "this is "+r.Host)
+	repository := serveRepository(t)
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, password, _ := r.BasicAuth()
+		switch {
+		case r.Host == "api.github.com" && r.Header.Get("Authorization") != "Bearer "+github,
+			(r.Host == "github.com" || r.Host == "code.example.com") && password != github,
+			r.Host == "api.anthropic.com" && r.Header.Get("X-Api-Key") != anthropic:
+			http.Error(w, "requires authentication", http.StatusUnauthorized)
+		case strings.HasPrefix(r.URL.Path, "/team/"):
+			repository.ServeHTTP(w, r)
+		case r.Host == "api.github.com":
+			fmt.Fprintln(w, `{"login":"octocat"}`)
+		default:
+			fmt.Fprintln(w, "this is "+r.Host)
+		}
+	}
+}
+
+// serveRepository serves the repository team/shop.git.
+func serveRepository(t *testing.T) http.Handler {
+	folder := t.TempDir()
+	run := func(args ...string) string {
+		out, err := exec.CommandContext(t.Context(), "git", args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("git %q: %v\n%s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	work, bare := filepath.Join(folder, "work"), filepath.Join(folder, "team", "shop.git")
+	run("init", "-q", "-b", "main", work)
+	if err := os.WriteFile(filepath.Join(work, "README"), []byte("shop\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run("-C", work, "add", ".")
+	run("-C", work, "-c", "user.name=Author", "-c", "user.email=author@example.com", "commit", "-qm", "first")
+	run("clone", "-q", "--bare", work, bare)
+	return &cgi.Handler{
+		Path: filepath.Join(run("--exec-path"), "git-http-backend"),
+		// Pushes need a user.
+		Env: []string{"GIT_PROJECT_ROOT=" + folder, "GIT_HTTP_EXPORT_ALL=1", "REMOTE_USER=agent"},
 	}
 }
 

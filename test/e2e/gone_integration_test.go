@@ -74,8 +74,8 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 		{"buffered exec", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
 			file := fmt.Sprint("/tmp/begun-", names.Add(1))
 			await(ctx, begun, func() bool {
-				kind, _ := n.API.Stat(ctx, b.id, file)
-				return kind == client.KindFile
+				_, err := n.API.Stat(ctx, b.id, file, client.StatOptions{})
+				return err == nil
 			})
 			_, err := n.API.Exec(ctx, b.id, client.ExecRequest{Command: types.Command{Command: "trap '' TERM HUP; touch " + file + "; sleep 1000"}})
 			return err

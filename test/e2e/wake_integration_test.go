@@ -142,7 +142,7 @@ func TestEveryWayInWakes(t *testing.T) {
 			return err
 		}},
 		{"reading a file", "files", func(t *testing.T) error {
-			_, err := n.API.Stat(testkit.Context(t), b.id, "/srv/server.js")
+			_, err := n.API.Stat(testkit.Context(t), b.id, "/srv/server.js", client.StatOptions{})
 			return err
 		}},
 		{"archive", "files", func(t *testing.T) error {

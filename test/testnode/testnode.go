@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
 	"github.com/doze-run/doze/api/client"
 )
 
@@ -132,8 +134,8 @@ func Start(t testing.TB, cfg Config) *Node {
 
 // Configure writes the text of the configuration, which the next start or reload
 // reads.
-func (n *Node) Configure(caddyfile string) error {
-	return os.WriteFile(n.Caddyfile(), []byte(caddyfile), 0o600)
+func (n *Node) Configure(text string) error {
+	return os.WriteFile(n.Caddyfile(), caddyfile.Format([]byte(text)), 0o600)
 }
 
 // Caddyfile is the file with the configuration.

@@ -21,6 +21,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/doze-run/doze/egress/internal/durable"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/store/document"
 )
@@ -180,11 +181,9 @@ func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (I
 
 // fits reports whether a policy fits into the owner's limits.
 func (m *Modules) fits(owner string, info Info) bool {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
 	count, size := 1, info.Size
-	for name, other := range m.owners[owner] {
-		if name != info.Name {
+	for _, other := range m.List(owner) {
+		if other.Name != info.Name {
 			count++
 			size += other.Size
 		}
@@ -290,23 +289,7 @@ func (m *Modules) write(digest string, module []byte) error {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, module) {
 		return nil
 	}
-	f, err := os.CreateTemp(m.dir, ".push-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // fails after the rename
-	_, err = f.Write(module)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(m.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return durable.Write(path, module, os.Rename)
 }
 
 // removeFile removes the file of a digest, unless a policy refers to it.

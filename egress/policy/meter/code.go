@@ -104,7 +104,7 @@ func (b *body) charge() int {
 	b.emit(0x23, b.m.fuel)      // global.get
 	b.out = append(b.out, 0x41) // i32.const
 	price := len(b.out)
-	b.out = append(b.out, make([]byte, constBytes)...)
+	b.out = appendConst(b.out, 0)
 	b.pay()
 	return price
 }
@@ -116,7 +116,7 @@ func (b *body) pay() {
 	b.emit(0x24, b.m.fuel)                                    // global.set
 	b.emit(0x23, b.m.fuel)                                    // global.get
 	b.out = append(b.out, 0x41, 0x00, 0x48, 0x04, 0x40, 0x41) // i32.const 0, i32.lt_s, if, i32.const
-	b.out = appendQuantum(b.out)
+	b.out = appendConst(b.out, quantum)
 	b.emit(0x24, b.m.fuel)      // global.set
 	b.emit(0x10, b.m.tick)      // call
 	b.out = append(b.out, 0x0b) // end
@@ -124,12 +124,6 @@ func (b *body) pay() {
 
 // emit appends an instruction with an index.
 func (b *body) emit(op byte, index uint32) { b.out = appendU32(append(b.out, op), index) }
-
-func appendQuantum(out []byte) []byte {
-	var q [constBytes]byte
-	putConst(q[:], quantum)
-	return append(out, q[:]...)
-}
 
 // instruction reads one. Those that are not named here stay as they are.
 func (b *body) instruction() {
@@ -244,9 +238,6 @@ func (b *body) immediates(op byte) {
 func (b *body) miscellaneous() {
 	start := b.at - 1
 	op := b.u32()
-	if op == 8 || op == 9 { // memory.init, data.drop
-		b.m.namesData = true
-	}
 	switch {
 	case op <= 7: // conversions
 		return

@@ -2,7 +2,6 @@ package meter
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 )
 
@@ -14,37 +13,27 @@ const maxGap = 64
 // omits runs of zeros, so that its smallest policy has 30,000 segments, and every instance
 // evaluates and stores each of them.
 //
-// Segments stay unchanged if the program could notice: if code refers to segments by
-// index, or if some are passive. The compiler reports invalid ones.
+// Segments stay unchanged if the program could notice: if some are passive, or if the module
+// has their number, without which code cannot refer to segments. The compiler reports
+// invalid ones.
 func (m *parser) joinData(r *reader) []byte {
-	m.dataSegments = r.count("data segments", maxSegments)
-	m.segments = m.dataSegments
+	n := r.count("data segments", maxSegments)
 	s := &reader{data: r.data, at: r.at, err: r.err}
 	r.at = len(r.data)
+	if len(m.sections[countSection]) > 0 {
+		return r.data
+	}
 	// Zeros between segments take more than what they replace: a third more with Go.
 	j := joiner{out: make([]byte, constBytes, constBytes+len(r.data)+len(r.data)*3/8)}
-	for range m.dataSegments {
+	for range n {
 		j.add(s)
 	}
-	if m.namesData || s.err != nil || s.left() > 0 {
+	if s.err != nil || s.left() > 0 {
 		return r.data
 	}
 	j.finish()
-	m.segments = j.segments
 	putConst(j.out, uint32(j.segments))
 	return j.out
-}
-
-// rewriteCount rewrites the number of data segments.
-func (m *parser) rewriteCount(r *reader) []byte {
-	n := r.u32()
-	if n > maxSegments {
-		r.fail(fmt.Errorf("it has too many data segments; use at most %d", maxSegments))
-	}
-	if uint64(n) != uint64(m.dataSegments) {
-		return r.data
-	}
-	return appendU32(nil, uint32(m.segments))
 }
 
 // joiner joins segments with small gaps between them: the bytes of a gap are zero, unless
@@ -72,7 +61,7 @@ func (j *joiner) add(r *reader) {
 		return
 	}
 	offset := uint64(r.i32())
-	if r.byte() != 0x0b { // end
+	if r.byte() != 0x0b || offset >= 1<<31 { // end; more than a memory may have
 		r.fail(errOtherSegment)
 		return
 	}
@@ -91,9 +80,8 @@ var zeros [maxGap]byte
 // begin writes the head of a segment, whose length is not known yet.
 func (j *joiner) begin(offset uint64) {
 	j.begun, j.offset = true, offset
-	j.out = appendI32(append(j.out, 0, 0x41), uint32(offset))
-	j.out = append(j.out, 0x0b)
-	j.out = append(j.out, zeros[:constBytes]...)
+	j.out = appendConst(append(j.out, 0, 0x41), uint32(offset))
+	j.out = appendConst(append(j.out, 0x0b), 0)
 	j.content = len(j.out)
 }
 

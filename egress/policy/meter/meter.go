@@ -98,22 +98,17 @@ type Exported struct {
 type Module struct {
 	Imports []Imported
 	Exports map[string]Exported
-	// MemoryPages is the initial memory of an instance, in pages of 64 KiB.
-	MemoryPages uint32
 	// Binary is the rewritten module: with ticks, without debug information, and with
 	// fewer segments of data.
 	Binary []byte
 }
-
-// ErrNotWASM is returned for bytes that do not begin as a module does.
-var ErrNotWASM = errors.New("not a WebAssembly module: a binary begins with the bytes 00 61 73 6d")
 
 // Instrument rewrites a module whose memory may have at most memoryPages pages. If the
 // module is valid, so is the result; a compiler has to check that. Errors name the limit
 // that the module exceeds, or an import that is not offered.
 func Instrument(module []byte, memoryPages uint32) (*Module, error) {
 	if len(module) < 8 || string(module[:4]) != "\x00asm" {
-		return nil, ErrNotWASM
+		return nil, errors.New("not a WebAssembly module: a binary begins with the bytes 00 61 73 6d")
 	}
 	switch version := string(module[4:8]); version {
 	case "\x01\x00\x00\x00":

@@ -196,7 +196,7 @@ func TestTablesAreBounded(t *testing.T) {
 func goModule(t testing.TB) []byte {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "guest.wasm")
-	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", file, "../testdata/bearer")
+	build := exec.Command("go", "build", "-buildmode=c-shared", "-o", file, "../../../policies/bearer")
 	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOFLAGS=-buildvcs=false")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

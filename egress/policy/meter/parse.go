@@ -31,14 +31,11 @@ type parser struct {
 	sections    [countSection + 1][]byte
 	names       []byte // content of the custom section "name"
 
-	types        []Signature
-	functions    []uint32 // types of functions, imported ones first
-	imported     uint32   // functions
-	tableSlots   int      // in tables and in segments for them
-	empty        map[uint32]bool
-	namesData    bool // code has indices of data segments
-	dataSegments int  // data segments
-	segments     int  // data segments of the result
+	types      []Signature
+	functions  []uint32 // types of functions, imported ones first
+	imported   uint32   // functions
+	tableSlots int      // in tables and in segments for them
+	empty      map[uint32]bool
 
 	tick uint32 // index of the added import
 	fuel uint32 // index of the added global, which follows the module's globals
@@ -77,12 +74,12 @@ func (m *parser) module(data []byte) (*Module, error) {
 		{tableSection, "tables", m.rewriteTables},
 		{memorySection, "memory", m.rewriteMemory},
 		{globalSection, "globals", m.rewriteGlobals},
-		{startSection, "start", m.rewriteStart},
+		{startSection, "start", func(r *reader) []byte { return appendU32(nil, m.moved(r.u32())) }},
 		{elementSection, "elements", m.rewriteElements},
 		{codeSection, "code", m.rewriteCode},
 		{exportSection, "exports", m.rewriteExports}, // after the code: it knows the empty functions
-		{dataSection, "data", m.joinData},            // and whether it names segments
-		{countSection, "data", m.rewriteCount},
+		{dataSection, "data", m.joinData},
+		{countSection, "data", func(r *reader) []byte { r.u32(); return r.data }},
 	} {
 		if len(m.sections[s.id]) == 0 {
 			continue
@@ -247,7 +244,6 @@ func (m *parser) rewriteMemory(r *reader) []byte {
 	if low > m.memoryPages {
 		r.fail(fmt.Errorf("it wants %d KiB from the beginning: at most %d KiB fit", uint64(low)*64, uint64(m.memoryPages)*64))
 	}
-	m.result.MemoryPages = low
 	out := appendU32([]byte{1, 1}, low)
 	return appendU32(out, high)
 }
@@ -261,7 +257,7 @@ func (m *parser) rewriteGlobals(r *reader) []byte {
 		out = m.constant(r, out)
 	}
 	out = append(out, I32, 1, 0x41)
-	out = appendQuantum(out)
+	out = appendConst(out, quantum)
 	return append(out, 0x0b)
 }
 
@@ -290,8 +286,6 @@ func (m *parser) constant(r *reader, out []byte) []byte {
 	r.at = b.at
 	return append(out, b.out...)
 }
-
-func (m *parser) rewriteStart(r *reader) []byte { return appendU32(nil, m.moved(r.u32())) }
 
 // rewriteElements rewrites the contents of tables. The bits of a segment's flag: 1 it is
 // passive or declared, 2 it names its table or is declared, 4 it has expressions.

@@ -113,19 +113,14 @@ func (r *reader) name() string {
 
 func appendU32(b []byte, v uint32) []byte { return binary.AppendUvarint(b, uint64(v)) }
 
-// appendI32 writes 32 bits as i32 reads them.
-func appendI32(b []byte, v uint32) []byte {
-	for s := int32(v); ; s >>= 7 {
-		low := byte(s) & 0x7f
-		if s>>6 == 0 || s>>6 == -1 {
-			return append(b, low)
-		}
-		b = append(b, low|0x80)
-	}
-}
-
 // constBytes is the length of a number that putConst writes.
 const constBytes = 5
+
+func appendConst(b []byte, v uint32) []byte {
+	b = append(b, make([]byte, constBytes)...)
+	putConst(b[len(b)-constBytes:], v)
+	return b
+}
 
 // putConst writes a number below 1<<31 as a LEB128 of fixed length, the same signed and
 // unsigned, into bytes that were reserved before the number was known.

@@ -71,7 +71,7 @@ const (
 )
 
 // Log has the lines of all policies.
-type Log struct{ feed *feed.Feed[Policy, Line] }
+type Log struct{ *feed.Feed[Policy, Line] }
 
 // New returns an empty Log.
 func New() *Log {
@@ -83,19 +83,13 @@ func New() *Log {
 
 // Add stores a line and sends it to followers. It sets Seq, Time and Dropped, and never
 // waits for a reader.
-func (l *Log) Add(p Policy, line Line) { l.feed.Add(p, &line) }
+func (l *Log) Add(p Policy, line Line) { l.Feed.Add(p, &line) }
 
 // Lines returns the stored lines of a policy, oldest first.
-func (l *Log) Lines(p Policy, f Filter) []Line { return l.feed.Entries(p, f.match) }
+func (l *Log) Lines(p Policy, f Filter) []Line { return l.Entries(p, f.match) }
 
 // Follow returns the stored lines and then new ones, until stop is called, the policy is
 // forgotten or the Log closes: then the channel is closed.
 func (l *Log) Follow(p Policy, f Filter) (lines <-chan Line, stop func()) {
-	return l.feed.Follow(p, f.match)
+	return l.Feed.Follow(p, f.match)
 }
-
-// Forget deletes the lines of a policy, and ends their followers.
-func (l *Log) Forget(p Policy) { l.feed.Forget(p) }
-
-// Close ends all followers.
-func (l *Log) Close() { l.feed.Close() }

@@ -4,6 +4,7 @@ package explain
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/doze-run/doze/egress/rule"
@@ -138,7 +139,7 @@ func (e *Explanation) add(step rule.Step, r rule.Request, known Known) {
 		e.deny(step.Rule, fmt.Sprintf("the policy %s cannot run: %v", step.Policy, err))
 	}
 	e.Policies = append(e.Policies, p)
-	for _, name := range sortedValues(step.Secrets) {
+	for _, name := range slices.Compact(slices.Sorted(maps.Values(step.Secrets))) {
 		s := secretOf(step.Source, name, r, known)
 		if s.Problem != "" {
 			e.deny(step.Rule, fmt.Sprintf("the policy %s cannot use a secret: %s", step.Policy, s.Problem))
@@ -164,13 +165,4 @@ func (e *Explanation) deny(by, reason string) {
 	if e.Verdict != rule.VerdictDeny {
 		e.Verdict, e.Rule, e.Reason = rule.VerdictDeny, by, reason
 	}
-}
-
-func sortedValues(m map[string]string) []string {
-	values := make([]string, 0, len(m))
-	for _, v := range m {
-		values = append(values, v)
-	}
-	slices.Sort(values)
-	return slices.Compact(values)
 }

@@ -19,44 +19,23 @@ import (
 	"github.com/doze-run/doze/runtime/store/document"
 )
 
-// ErrRevision is returned (wrapped in a *RevisionError) when the rules are no longer
-// those that the caller knows.
+// ErrRevision is returned (wrapped) when the rules have changed since the caller
+// read them.
 var ErrRevision = errors.New("the rules were changed meanwhile")
-
-// RevisionError reports the current revision of the rules.
-type RevisionError struct{ Have, Want int64 }
-
-func (e *RevisionError) Error() string {
-	return fmt.Sprintf("%v: they are at revision %d, not %d", ErrRevision, e.Have, e.Want)
-}
-
-func (e *RevisionError) Unwrap() error { return ErrRevision }
 
 // Scope is the scope of rules: all sandboxes of an owner, or one sandbox. The zero Scope
 // has all sandboxes of the node, whose rules are not stored here.
 type Scope struct {
-	owner   string
-	sandbox sandbox.ID
+	Owner   string     // empty for the scope of a sandbox
+	Sandbox sandbox.ID // empty for the scope of an owner
 }
-
-// OfOwner returns the scope of all sandboxes of an owner.
-func OfOwner(owner string) Scope { return Scope{owner: owner} }
-
-// OfSandbox returns the scope of one sandbox.
-func OfSandbox(id sandbox.ID) Scope { return Scope{sandbox: id} }
-
-// Owner returns the owner, or "" for the scope of a sandbox.
-func (s Scope) Owner() string { return s.owner }
-
-// Sandbox returns the sandbox, or "" for the scope of an owner.
-func (s Scope) Sandbox() sandbox.ID { return s.sandbox }
 
 // Source returns the source of rules of this scope.
 func (s Scope) Source() rule.Source {
 	switch s {
 	case Scope{}:
 		return rule.Node
-	case Scope{owner: s.owner}:
+	case Scope{Owner: s.Owner}:
 		return rule.Owner
 	}
 	return rule.Sandbox
@@ -64,7 +43,7 @@ func (s Scope) Source() rule.Source {
 
 // String returns "node", "owner NAME" or "sandbox ID".
 func (s Scope) String() string {
-	return strings.TrimSpace(string(s.Source()) + " " + s.owner + string(s.sandbox))
+	return strings.TrimSpace(string(s.Source()) + " " + s.Owner + string(s.Sandbox))
 }
 
 // Set is the rules of a scope.
@@ -112,7 +91,6 @@ func (s *Set) compile(scope Scope, presets *rule.Presets, compile func(rule.Sour
 // read take no lock. Make one with Open.
 type Sets struct {
 	docs   document.Store
-	now    func() time.Time
 	faults []error
 
 	scopes sync.Map   // of Scope to Set
@@ -128,7 +106,7 @@ var unreadable = rule.Rule{Name: "unreadable", Action: rule.Deny, Reason: "the s
 // Open reads all rules. A scope whose rules cannot be read is denied everything until
 // they are set again, and Faults has the reason.
 func Open(ctx context.Context, docs document.Store) (*Sets, error) {
-	s := &Sets{docs: docs, now: time.Now}
+	s := &Sets{docs: docs}
 	err := docs.Documents(ctx, documentKind, func(name string, value []byte) error {
 		scope, ok := parseDocumentName(name)
 		if !ok {
@@ -187,16 +165,16 @@ func (s *Sets) Compile(scope Scope, u Update, presets *rule.Presets) (Set, error
 
 // Replace stores rules that Compile has returned, and returns them with their revision.
 // ifRevision, unless nil, is the only revision that is replaced; otherwise the error is
-// a *RevisionError.
+// ErrRevision (wrapped).
 func (s *Sets) Replace(ctx context.Context, scope Scope, set Set, ifRevision *int64) (Set, error) {
 	s.change.Lock()
 	defer s.change.Unlock()
 	have := s.Get(scope).Revision
 	if ifRevision != nil && *ifRevision != have {
-		return Set{}, &RevisionError{Have: have, Want: *ifRevision}
+		return Set{}, fmt.Errorf("%w: they are at revision %d, not %d", ErrRevision, have, *ifRevision)
 	}
 	set.Revision = have + 1
-	set.UpdatedAt = s.now().UTC().Round(0)
+	set.UpdatedAt = time.Now().UTC().Round(0)
 	value, err := json.Marshal(set)
 	if err != nil {
 		return Set{}, fmt.Errorf("encode the rules of %s: %w", scope, err)
@@ -225,19 +203,19 @@ func (s *Sets) Delete(ctx context.Context, scope Scope) error {
 }
 
 func documentName(scope Scope) string {
-	if scope.sandbox != "" {
-		return "sandbox/" + string(scope.sandbox)
+	if scope.Sandbox != "" {
+		return "sandbox/" + string(scope.Sandbox)
 	}
-	return "owner/" + scope.owner
+	return "owner/" + scope.Owner
 }
 
 func parseDocumentName(name string) (Scope, bool) {
 	kind, of, _ := strings.Cut(name, "/")
 	switch kind {
 	case "sandbox":
-		return OfSandbox(sandbox.ID(of)), of != ""
+		return Scope{Sandbox: sandbox.ID(of)}, of != ""
 	case "owner":
-		return OfOwner(of), of != ""
+		return Scope{Owner: of}, of != ""
 	}
 	return Scope{}, false
 }

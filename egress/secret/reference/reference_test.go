@@ -72,7 +72,7 @@ func TestReferencesAreOpaqueAndValidInOneRequest(t *testing.T) {
 	}
 	r := request(t, "https://api.example/")
 	r.Header.Set("Authorization", first)
-	if used, err := b.Render(r); err != nil || used != nil || r.Header.Get("Authorization") != first {
+	if used, err := b.Render(r, false); err != nil || used != nil || r.Header.Get("Authorization") != first {
 		t.Errorf("another exchange made %q of it: %v, %v", r.Header.Get("Authorization"), used, err)
 	}
 }
@@ -96,7 +96,7 @@ func TestReferencesAreRenderedWhereTheyStand(t *testing.T) {
 	r.Header["X-Both"] = []string{"none", token + ";" + token + user}
 	r.Header.Set("X-Nested", nested)
 	r.Trailer = http.Header{"X-Trailer": {token}}
-	used, err := s.Render(r)
+	used, err := s.Render(r, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestReferencesWithinValuesAreNotRendered(t *testing.T) {
 	secrets["b"] = "<" + a + ">"
 	r := request(t, "https://api.example/")
 	r.Header.Set("X-B", must(t)(s.Secret(id("b"))))
-	if _, err := s.Render(r); err != nil || r.Header.Get("X-B") != "<"+a+">" {
+	if _, err := s.Render(r, false); err != nil || r.Header.Get("X-B") != "<"+a+">" {
 		t.Errorf("%q, %v", r.Header.Get("X-B"), err)
 	}
 }
@@ -149,14 +149,14 @@ func TestValuesThatAHeaderCannotHoldAreRefused(t *testing.T) {
 		s := of(map[string]string{"token": value})
 		r := request(t, "https://api.example/")
 		r.Header.Set("Authorization", "Bearer "+must(t)(s.Secret(id("token"))))
-		_, err := s.Render(r)
+		_, err := s.Render(r, false)
 		if err == nil || !strings.HasPrefix(err.Error(), "header Authorization: ") || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", value, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "Injected") {
 			t.Errorf("the error quotes the value: %v", err)
 		}
-		if _, err = s.Render(request(t, "https://api.example/?k="+must(t)(s.Secret(id("token"))))); err != nil {
+		if _, err = s.Render(request(t, "https://api.example/?k="+must(t)(s.Secret(id("token")))), false); err != nil {
 			t.Errorf("%q in a query: %v", value, err)
 		}
 	}
@@ -190,7 +190,7 @@ func TestReferencesInOtherPlacesAreRefused(t *testing.T) {
 			s := of(map[string]string{"token": value})
 			r := request(t, "https://api.example/")
 			c.put(r, must(t)(s.Secret(id("token"))))
-			if _, err := s.Render(r); err == nil || !strings.HasPrefix(err.Error(), c.field+": ") {
+			if _, err := s.Render(r, false); err == nil || !strings.HasPrefix(err.Error(), c.field+": ") {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -222,15 +222,16 @@ func TestLimitsHold(t *testing.T) {
 	}
 	r := request(t, "https://api.example/")
 	r.Header["X"] = []string{strings.Repeat(ref, 17)}
-	if _, err := s.Render(r); err == nil {
+	if _, err := s.Render(r, false); err == nil {
 		t.Error("a header of more than a megabyte was rendered")
 	}
+	delete(r.Header, "X")
 	r.Body = io.NopCloser(strings.NewReader(strings.Repeat(ref, MaxBody/len(long)+1)))
-	if _, err := s.RenderBody(r); err == nil {
+	if _, err := s.Render(r, true); err == nil {
 		t.Error("a body of too many long values was rendered")
 	}
 	r.Body = io.NopCloser(strings.NewReader(strings.Repeat("x", MaxBody+1)))
-	if _, err := s.RenderBody(r); err == nil {
+	if _, err := s.Render(r, true); err == nil {
 		t.Error("a body that is too long was rendered")
 	}
 	var err error
@@ -260,7 +261,7 @@ func TestBodiesOfPoliciesAreRendered(t *testing.T) {
 	r.Body = io.NopCloser(strings.NewReader(body))
 	r.ContentLength = int64(len(body))
 	r.Header.Set("Content-Length", "93")
-	used, err := s.RenderBody(r)
+	used, err := s.Render(r, true)
 	if err != nil || !slices.Equal(used, []secret.ID{id("token")}) {
 		t.Fatal(used, err)
 	}
@@ -270,12 +271,12 @@ func TestBodiesOfPoliciesAreRendered(t *testing.T) {
 		t.Errorf("%q, length %d, header %s, %v", got, r.ContentLength, r.Header.Get("Content-Length"), err)
 	}
 	r.Body = io.NopCloser(strings.NewReader(token[:length-1]))
-	if _, err := s.RenderBody(r); err == nil {
+	if _, err := s.Render(r, true); err == nil {
 		t.Error("half a reference was sent")
 	}
 	broken := errors.New("broken")
 	r.Body = io.NopCloser(io.MultiReader(strings.NewReader("x"), errorReader{broken}))
-	if _, err := s.RenderBody(r); !errors.Is(err, broken) {
+	if _, err := s.Render(r, true); !errors.Is(err, broken) {
 		t.Errorf("a body that cannot be read: %v", err)
 	}
 }
@@ -290,13 +291,12 @@ func TestUnusedSetsCostOneAllocation(t *testing.T) {
 	r.Header.Set("Authorization", "Bearer x")
 	if n := testing.AllocsPerRun(100, func() {
 		s := NewSet(resolve)
-		_, _ = s.Render(r)
-		_, _ = s.RenderBody(r)
+		_, _ = s.Render(r, true)
 	}); n > 1 {
 		t.Errorf("%v allocations", n)
 	}
 	var none *Set
-	if used, err := none.Render(r); used != nil || err != nil {
+	if used, err := none.Render(r, false); used != nil || err != nil {
 		t.Error("a nil set is not an empty one")
 	}
 }
@@ -411,7 +411,7 @@ func FuzzRender(f *testing.F) {
 		r.Header["X"] = []string{before + ref + after}
 		r.URL.RawQuery = before + ref + after
 		r.URL.Path = "/" + before + ref + after
-		_, err = s.Render(r)
+		_, err = s.Render(r, false)
 		if err != nil {
 			return
 		}
@@ -442,7 +442,7 @@ func BenchmarkBearer(b *testing.B) {
 		}
 		auth[0] = "Bearer " + ref
 		r.Header["Authorization"] = auth
-		if used, err := x.Render(r); err != nil || len(used) != 1 {
+		if used, err := x.Render(r, false); err != nil || len(used) != 1 {
 			b.Fatal(used, err)
 		}
 	}

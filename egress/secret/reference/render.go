@@ -16,13 +16,14 @@ import (
 // held in memory, as it was when a policy wrote it. Policies have no more memory.
 const MaxBody = 16 << 20
 
-// Render replaces references by values in the values of headers and trailers, in the path and in the query, and returns the secrets that are
-// now in the request. In a path or query a value is percent-encoded,
-// unless it was made with the encoding Percent.
+// Render replaces references by values in the values of headers and trailers, in the path,
+// in the query and, if a policy wrote it, in the body, and returns the secrets that are now
+// in the request. In a path or query a value is percent-encoded, unless it was made with the
+// encoding Percent; in a body it is as it is. A body that a client wrote has no references.
 //
 // The request must not be sent after an error: for a value that cannot stand in its place
 // or for a reference in a place that is not rendered. No error has a part of a value.
-func (s *Set) Render(r *http.Request) (used []secret.ID, err error) {
+func (s *Set) Render(r *http.Request, wroteBody bool) (used []secret.ID, err error) {
 	if s == nil || s.prefix == "" {
 		return nil, nil
 	}
@@ -39,7 +40,11 @@ func (s *Set) Render(r *http.Request) (used []secret.ID, err error) {
 	if err := t.url(r); err != nil {
 		return nil, err
 	}
-	return t.used, nil
+	if wroteBody && r.Body != nil && r.Body != http.NoBody {
+		t.capacity = MaxBody
+		err = t.body(r)
+	}
+	return t.used, err
 }
 
 func (t *renderer) headers(h http.Header, kind string) error {
@@ -129,29 +134,21 @@ func (s *Set) elsewhere(r *http.Request) error {
 	return nil
 }
 
-// RenderBody replaces references by values in a body that a policy wrote, byte for byte,
-// and returns the secrets that are now in it. It sets the length. A body that a client
-// wrote has no references: the caller must not pass it to RenderBody.
-//
-// The request must not be sent after an error.
-func (s *Set) RenderBody(r *http.Request) (used []secret.ID, err error) {
-	if s == nil || s.prefix == "" || r.Body == nil || r.Body == http.NoBody {
-		return nil, nil
-	}
+// body renders the body and sets its length.
+func (t *renderer) body(r *http.Request) error {
 	body, err := io.ReadAll(io.LimitReader(r.Body, MaxBody+1))
 	if err := errors.Join(err, r.Body.Close()); err != nil {
-		return nil, fmt.Errorf("read the body of a policy: %w", err)
+		return fmt.Errorf("read the body of a policy: %w", err)
 	}
 	if len(body) > MaxBody {
-		return nil, fmt.Errorf("body: more than %d bytes, which is too long for one with secrets", MaxBody)
+		return fmt.Errorf("body: more than %d bytes, which is too long for one with secrets", MaxBody)
 	}
-	if bytes.Contains(body, []byte(s.prefix)) {
-		t := &renderer{set: s, capacity: MaxBody}
+	if bytes.Contains(body, []byte(t.set.prefix)) {
 		rendered, err := t.text(string(body), asIs)
 		if err != nil {
-			return nil, fmt.Errorf("body: %w", err)
+			return fmt.Errorf("body: %w", err)
 		}
-		body, used = []byte(rendered), t.used
+		body = []byte(rendered)
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	r.ContentLength = int64(len(body))
@@ -159,5 +156,5 @@ func (s *Set) RenderBody(r *http.Request) (used []secret.ID, err error) {
 	if r.Header.Get("Content-Length") != "" {
 		r.Header.Set("Content-Length", fmt.Sprint(len(body)))
 	}
-	return used, nil
+	return nil
 }

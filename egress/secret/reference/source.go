@@ -23,13 +23,14 @@ func (s *Set) Source(owner string, names map[string]string) *Source {
 	return &Source{set: s, owner: owner, names: names}
 }
 
-// id returns the secret that the policy means.
-func (s *Source) id(name string) (secret.ID, error) {
+// use calls f with the secret that the policy means.
+func use[T any](s *Source, name string, f func(secret.ID) (T, error)) (result T, err error) {
 	mapped, ok := s.names[name]
 	if !ok {
-		return secret.ID{}, fmt.Errorf("%w: the rule gives the policy no secret %q", secret.ErrUnknown, name)
+		return result, fmt.Errorf("%w: the rule gives the policy no secret %q", secret.ErrUnknown, name)
 	}
-	return secret.ID{Owner: s.owner, Name: mapped}, nil
+	result, err = f(secret.ID{Owner: s.owner, Name: mapped})
+	return result, s.note(err)
 }
 
 func (s *Source) note(err error) error {
@@ -40,13 +41,7 @@ func (s *Source) note(err error) error {
 }
 
 // Reference implements secret.Source.
-func (s *Source) Reference(name string) (string, error) {
-	id, err := s.id(name)
-	if err != nil {
-		return "", err
-	}
-	return s.set.Secret(id)
-}
+func (s *Source) Reference(name string) (string, error) { return use(s, name, s.set.Secret) }
 
 // Encode implements secret.Source.
 func (s *Source) Encode(encoding int32, text string) (string, error) {
@@ -56,22 +51,12 @@ func (s *Source) Encode(encoding int32, text string) (string, error) {
 
 // HMAC implements secret.Source.
 func (s *Source) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
-	id, err := s.id(name)
-	if err != nil {
-		return nil, err
-	}
-	sum, err := s.set.HMAC(id, prefix, parts)
-	return sum, s.note(err)
+	return use(s, name, func(id secret.ID) ([]byte, error) { return s.set.HMAC(id, prefix, parts) })
 }
 
 // Sign implements secret.Source.
 func (s *Source) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
-	id, err := s.id(name)
-	if err != nil {
-		return nil, err
-	}
-	signature, err := s.set.Sign(id, algorithm, data)
-	return signature, s.note(err)
+	return use(s, name, func(id secret.ID) ([]byte, error) { return s.set.Sign(id, algorithm, data) })
 }
 
 var _ secret.Source = (*Source)(nil)

@@ -109,7 +109,7 @@ func (r reading) unit(text []byte) unit {
 
 // hexUnit reads digits of them after a mark of this many characters: a byte.
 func hexUnit(text []byte, mark, digits int) unit {
-	v, n := hexNumber(text[mark:], digits)
+	v, n := number(text[mark:], 16, digits)
 	switch {
 	case n == digits:
 		return one(byte(v), mark+digits)
@@ -119,36 +119,36 @@ func hexUnit(text []byte, mark, digits int) unit {
 	return one(text[0], 1)
 }
 
-// hexNumber reads at most this many digits and returns how many there were.
-func hexNumber(text []byte, digits int) (v rune, n int) {
+// number reads at most this many digits and returns how many there were.
+func number(text []byte, base rune, digits int) (v rune, n int) {
 	for n < digits && n < len(text) {
-		c := text[n]
-		switch {
+		digit := base
+		switch c := text[n]; {
 		case c >= '0' && c <= '9':
-			v = v<<4 | rune(c-'0')
+			digit = rune(c - '0')
 		case c >= 'a' && c <= 'f', c >= 'A' && c <= 'F':
-			v = v<<4 | rune(c&^0x20-'A'+10)
-		default:
-			return v, n
+			digit = rune(c&^0x20 - 'A' + 10)
 		}
+		if digit >= base {
+			break
+		}
+		v = v*base + digit
 		n++
 	}
 	return v, n
 }
 
+// backslashed are the meanings of characters after a backslash, without line breaks.
+var backslashed = [256]byte{'"': '"', '\'': '\'', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 't': '\t'}
+
 func backslashUnit(text []byte, breaks bool) unit {
 	if len(text) == 1 {
 		return unit{}
 	}
-	switch c := text[1]; c {
-	case '"', '\'', '\\', '/':
+	if c := backslashed[text[1]]; c != 0 {
 		return one(c, 2)
-	case 'b':
-		return one('\b', 2)
-	case 'f':
-		return one('\f', 2)
-	case 't':
-		return one('\t', 2)
+	}
+	switch text[1] {
 	case 'n':
 		if breaks {
 			return unit{width: 2}
@@ -172,7 +172,7 @@ func backslashUnit(text []byte, breaks bool) unit {
 }
 
 func utf16Unit(text []byte) unit {
-	high, n := hexNumber(text[2:], 4)
+	high, n := number(text[2:], 16, 4)
 	switch {
 	case n < 4 && 2+n == len(text):
 		return unit{}
@@ -188,7 +188,7 @@ func utf16Unit(text []byte) unit {
 		}
 		return one('\\', 1)
 	}
-	low, n := hexNumber(rest[2:], 4)
+	low, n := number(rest[2:], 16, 4)
 	r := utf16.DecodeRune(high, low)
 	switch {
 	case rest[0] != '\\' || rest[1] != 'u' || n == 4 && r == utf8.RuneError:
@@ -227,16 +227,11 @@ func entityUnit(text []byte) unit {
 // numericUnit reads &#47; and &#x2f;, with at most 7 digits: 10FFFF in decimal.
 func numericUnit(text []byte) unit {
 	const maxDigits = 7
-	mark, v, n := 2, rune(0), 0
+	mark, base := 2, rune(10)
 	if len(text) > 2 && text[2]&^0x20 == 'X' {
-		mark = 3
-		v, n = hexNumber(text[mark:], maxDigits)
-	} else {
-		for n < maxDigits && mark+n < len(text) && text[mark+n] >= '0' && text[mark+n] <= '9' {
-			v = v*10 + rune(text[mark+n]-'0')
-			n++
-		}
+		mark, base = 3, 16
 	}
+	v, n := number(text[mark:], base, maxDigits)
 	switch end := mark + n; {
 	case end == len(text):
 		return unit{}

@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/doze-run/doze/egress/internal/durable"
 )
 
 // credential is the name under which systemd hands the key over
@@ -112,34 +114,14 @@ func parse(path string, text []byte) ([][]byte, error) {
 // made meanwhile. It is whole and on the disk before it has its name: half a key
 // would seal values that could not be opened again.
 func create(path string) ([][]byte, error) {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
-	f, err := os.CreateTemp(dir, ".seal-*") // with mode 0600
-	if err != nil {
-		return nil, err
-	}
-	defer os.Remove(f.Name())
 	key := make([]byte, keySize)
 	rand.Read(key) // never fails
-	_, err = f.WriteString(header + base64.StdEncoding.EncodeToString(key) + "\n")
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return nil, err
-	}
-	// Unlike a rename, a link replaces nothing.
-	if err := os.Link(f.Name(), path); errors.Is(err, fs.ErrExist) {
+	err := durable.Write(path, []byte(header+base64.StdEncoding.EncodeToString(key)+"\n"), os.Link)
+	if errors.Is(err, fs.ErrExist) {
 		return read(path, true)
-	} else if err != nil {
-		return nil, err
 	}
-	return [][]byte{key}, syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return [][]byte{key}, err
 }

@@ -103,13 +103,8 @@ func (s *Session) Moved(before, after *http.Request, wrote []byte, owner string)
 
 // Render replaces references by values in the header and the URL, and in the body if a
 // policy wrote it. A client's body has none: references never leave the node.
-func (s *Session) Render(r *http.Request, body bool) error {
-	used, err := s.refs.Render(r)
-	s.used = append(s.used, used...)
-	if err != nil || !body {
-		return err
-	}
-	used, err = s.refs.RenderBody(r)
+func (s *Session) Render(r *http.Request, wroteBody bool) error {
+	used, err := s.refs.Render(r, wroteBody)
 	s.used = append(s.used, used...)
 	return err
 }

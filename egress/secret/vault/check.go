@@ -76,8 +76,7 @@ func parsePatterns(hosts []string) ([]pattern, error) {
 			return nil, &problem.InvalidError{Field: field, Reason: "a secret is bound to hosts, not to a preset: an update of doze or the operator may add hosts to those",
 				Want: "name those that need it, such as api.github.com; `doze egress presets` lists them"}
 		}
-		name, below := strings.CutPrefix(h, "*.")
-		name, err := rule.CleanHost(name)
+		name, below, err := rule.CleanPattern(h)
 		if err != nil {
 			return nil, &problem.InvalidError{Field: field, Reason: err.Error(), Want: "use names such as api.github.com, and *.example.com for all below"}
 		}

@@ -54,7 +54,6 @@ type Secret struct {
 type Vault struct {
 	docs document.Store
 	key  *seal.Key
-	now  func() time.Time
 
 	change  sync.Mutex   // held while a change is written, so that they stay in order
 	owners  sync.Map     // of owner to *ownerSecrets, which does not change
@@ -65,7 +64,7 @@ type Vault struct {
 // Open reads all secrets. One that does not open stays in the list as unreadable,
 // and Faults has the reasons: a node with a lost key runs on without its secrets.
 func Open(ctx context.Context, docs document.Store, key *seal.Key) (*Vault, error) {
-	v := &Vault{docs: docs, key: key, now: time.Now}
+	v := &Vault{docs: docs, key: key}
 	all := map[string]map[string]*entry{}
 	err := docs.Documents(ctx, documentKind, func(document string, value []byte) error {
 		owner, e, err := v.load(ctx, document, value)
@@ -110,7 +109,7 @@ func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts
 	v.change.Lock()
 	defer v.change.Unlock()
 	have := v.ofOwner(owner).secrets
-	now := v.now().UTC().Round(0)
+	now := time.Now().UTC().Round(0)
 	e := &entry{
 		Secret:   Secret{Name: name, Version: 1, CreatedAt: now, UpdatedAt: now},
 		value:    slices.Clone(value),

@@ -92,28 +92,20 @@ func (a *Authority) load(ctx context.Context) ([]root, error) {
 	case plain == nil:
 		return nil, nil
 	}
-	all, err := decodeRoots(plain)
-	if err != nil {
-		return nil, fmt.Errorf("read the egress CA: %w", err)
-	}
-	return all, nil
-}
-
-func decodeRoots(plain []byte) ([]root, error) {
 	var record []encodedRoot
 	if err := json.Unmarshal(plain, &record); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read the egress CA: %w", err)
 	}
 	var all []root
 	for _, encoded := range record {
 		cert, errCert := x509.ParseCertificate(encoded.Certificate)
 		key, errKey := x509.ParsePKCS8PrivateKey(encoded.Key)
 		if err := errors.Join(errCert, errKey); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("read the egress CA: %w", err)
 		}
 		private, ok := key.(*ecdsa.PrivateKey)
 		if !ok || !private.PublicKey.Equal(cert.PublicKey) {
-			return nil, fmt.Errorf("%s and its key do not match", cert.Subject.CommonName)
+			return nil, fmt.Errorf("read the egress CA: %s and its key do not match", cert.Subject.CommonName)
 		}
 		all = append(all, root{cert, private})
 	}

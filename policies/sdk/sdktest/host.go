@@ -218,7 +218,6 @@ func (h *host) text(buf []byte, text string) uint32 {
 func (h *host) GetMethod(buf []byte) uint32          { return h.text(buf, h.method) }
 func (h *host) GetURI(buf []byte) uint32             { return h.text(buf, h.uri) }
 func (h *host) HostName(buf []byte) int32            { return int32(h.text(buf, h.url.Hostname())) }
-func (h *host) GetSourceAddr(buf []byte) uint32      { return h.text(buf, "198.18.0.2:40000") }
 func (h *host) GetProtocolVersion(buf []byte) uint32 { return h.text(buf, h.protocol) }
 
 func (h *host) GetStatusCode() uint32 {

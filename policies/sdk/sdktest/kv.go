@@ -25,29 +25,26 @@ type entry struct {
 	until time.Time // zero: unlimited
 }
 
-func (s *kv) get(key string, now time.Time) ([]byte, bool) {
-	e, ok := (*s)[key]
+func (s kv) get(key string, now time.Time) ([]byte, bool) {
+	e, ok := s[key]
 	if ok && !e.until.IsZero() && !now.Before(e.until) {
-		delete(*s, key)
+		delete(s, key)
 		return nil, false
 	}
 	return e.value, ok
 }
 
-func (s *kv) set(key string, value []byte, ttl int64, now time.Time) int32 {
+func (s kv) set(key string, value []byte, ttl int64, now time.Time) int32 {
 	if len(key) == 0 || len(key) > maxKey || len(value) > maxValue || ttl < 0 {
 		return abi.BadArgument
 	}
-	if *s == nil {
-		*s = kv{}
-	}
 	all := len(value)
-	for k := range *s {
+	for k := range s {
 		if v, ok := s.get(k, now); ok && k != key {
 			all += len(k) + len(v)
 		}
 	}
-	if _, ok := (*s)[key]; !ok && len(*s) >= maxKeys || all+len(key) > maxAll {
+	if _, ok := s[key]; !ok && len(s) >= maxKeys || all+len(key) > maxAll {
 		return abi.LimitHit
 	}
 	e := entry{value: append([]byte(nil), value...)}
@@ -55,11 +52,11 @@ func (s *kv) set(key string, value []byte, ttl int64, now time.Time) int32 {
 		const longest = 10 * 365 * 24 * time.Hour
 		e.until = now.Add(time.Duration(min(ttl, longest.Milliseconds())) * time.Millisecond)
 	}
-	(*s)[key] = e
+	s[key] = e
 	return 0
 }
 
-func (s *kv) add(key string, delta, ttl int64, now time.Time) (int64, int32) {
+func (s kv) add(key string, delta, ttl int64, now time.Time) (int64, int32) {
 	value, ok := s.get(key, now)
 	if !ok {
 		code := s.set(key, binary.LittleEndian.AppendUint64(nil, uint64(delta)), ttl, now)

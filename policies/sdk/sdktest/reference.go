@@ -141,29 +141,30 @@ func (h *host) rendered(body string) Result {
 	return sent
 }
 
-// usable reports whether a secret can be used now. If not, code is the reason.
-func (h *host) usable(name string) (code int32, ok bool) {
+// secret returns a secret for a function with valid arguments. If code is not 0, it is the
+// reason why the secret cannot be used.
+func (h *host) secret(name string, valid bool) (value string, code int32) {
+	value, ok := h.policy.Secrets[name]
 	switch {
 	case h.phase != beforeNext:
-		return abi.NotAllowed, false
-	case name == "" || len(name) > maxName:
-		return abi.BadArgument, false
+		code = abi.NotAllowed
+	case name == "" || len(name) > maxName || !valid:
+		code = abi.BadArgument
+	case !ok:
+		code = abi.NotFound
 	}
-	return 0, true
+	return value, code
 }
 
 func (h *host) SecretRef(name string, buf []byte) int32 {
-	if code, ok := h.usable(name); !ok {
+	value, code := h.secret(name, true)
+	if code != 0 {
 		return code
 	}
 	for _, e := range h.references.entries {
 		if e.secret == name {
 			return int32(put(buf, e.text))
 		}
-	}
-	value, ok := h.policy.Secrets[name]
-	if !ok {
-		return abi.NotFound
 	}
 	ref, ok := h.references.add(refEntry{value: value, secret: name})
 	if !ok {
@@ -209,26 +210,15 @@ func percent(text string) string {
 }
 
 func (h *host) HMACSHA256(name, prefix string, parts, buf []byte) int32 {
-	if code, ok := h.usable(name); !ok {
-		return code
-	}
-	if len(prefix) > maxName || len(parts) > maxText {
-		return abi.BadArgument
-	}
+	valid := len(prefix) <= maxName && len(parts) <= maxText
 	var list [][]byte
-	for len(parts) > 0 {
-		if len(parts) < 4 || uint64(len(parts)-4) < uint64(binary.LittleEndian.Uint32(parts)) || len(list) == maxParts {
-			return abi.BadArgument
-		}
+	for len(parts) >= 4 && uint64(len(parts)-4) >= uint64(binary.LittleEndian.Uint32(parts)) {
 		size := binary.LittleEndian.Uint32(parts)
 		list, parts = append(list, parts[4:4+size]), parts[4+size:]
 	}
-	if len(list) == 0 {
-		return abi.BadArgument
-	}
-	secret, ok := h.policy.Secrets[name]
-	if !ok {
-		return abi.NotFound
+	secret, code := h.secret(name, valid && len(parts) == 0 && len(list) > 0 && len(list) <= maxParts)
+	if code != 0 {
+		return code
 	}
 	key := []byte(prefix + secret)
 	for _, part := range list {
@@ -240,18 +230,14 @@ func (h *host) HMACSHA256(name, prefix string, parts, buf []byte) int32 {
 }
 
 func (h *host) Sign(name string, algorithm uint32, data, buf []byte) int32 {
-	if code, ok := h.usable(name); !ok {
+	secret, code := h.secret(name, len(data) <= maxText && algorithm >= abi.RS256 && algorithm <= abi.ES256)
+	if code == 0 || code == abi.NotFound {
+		if h.signs++; h.signs > maxSigns {
+			code = abi.LimitHit
+		}
+	}
+	if code != 0 {
 		return code
-	}
-	if len(data) > maxText || algorithm < abi.RS256 || algorithm > abi.ES256 {
-		return abi.BadArgument
-	}
-	if h.signs++; h.signs > maxSigns {
-		return abi.LimitHit
-	}
-	secret, ok := h.policy.Secrets[name]
-	if !ok {
-		return abi.NotFound
 	}
 	sum := sha256.Sum256(data)
 	var signature []byte

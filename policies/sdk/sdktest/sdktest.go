@@ -30,6 +30,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/policies/sdk"
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
@@ -54,12 +55,7 @@ type Policy struct {
 }
 
 // Sandbox is the sandbox that sends the requests.
-type Sandbox struct {
-	ID     string            `json:"id"`
-	Name   string            `json:"name"`
-	Owner  string            `json:"owner"`
-	Labels map[string]string `json:"labels"`
-}
+type Sandbox = sdk.Sandbox
 
 // New starts the policy with a configuration. It fails the test if the policy rejects it.
 func New(t testing.TB, config string) *Policy {
@@ -82,6 +78,7 @@ func Start(config string) (*Policy, error) {
 		Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Owner: "tester", Labels: map[string]string{}},
 		Now:     time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 		config:  config,
+		kv:      kv{},
 	}
 	return p, p.start()
 }

@@ -47,7 +47,7 @@ func (s *Server) putArchive(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := makeFolder(folder, 0, nil); err != nil {
+	if err := makeFolder(folder, 0); err != nil {
 		return nil, err
 	}
 	res, err := unpack(r.Context(), folder, r.Body, archive.UnpackOptions{Gzip: true, Reserved: s.own()})

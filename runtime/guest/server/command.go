@@ -36,7 +36,11 @@ type command struct {
 }
 
 // command checks the command of a request. It starts nothing.
-func (s *Server) command(req guest.Command) (*command, error) {
+func (s *Server) command(req guest.Command) (*command, error) { return s.commandIn(nil, req) }
+
+// commandIn is command with the surroundings, unless they are nil, in place of the request's
+// environment and of the sandbox's working directory.
+func (s *Server) commandIn(in *surroundings, req guest.Command) (*command, error) {
 	c := &command{argv: req.Argv, mark: rand.Text()}
 	switch {
 	case req.Command != "" && len(req.Argv) > 0:
@@ -54,10 +58,14 @@ func (s *Server) command(req guest.Command) (*command, error) {
 		}
 	}
 	var err error
-	if c.env, err = s.environment(req.Env, req.Defaults, c.mark); err != nil {
+	if in != nil {
+		c.env = append([]string{markName + "=" + c.mark}, in.env...)
+	} else if c.env, err = s.environment(req, c.mark); err != nil {
 		return nil, err
 	}
-	if c.dir, err = s.folder(req.Cwd); err != nil {
+	if in != nil && req.Cwd == "" {
+		c.dir = in.dir
+	} else if c.dir, err = s.folder(req.Cwd); err != nil {
 		return nil, err
 	}
 	c.path = c.argv[0]
@@ -93,35 +101,50 @@ func (s *Server) folder(cwd string) (string, error) {
 	return dir, nil
 }
 
-// environment returns, in order of precedence, the request's variables, the sandbox's, the
-// request's defaults, and the variables that name the node's CAs. The mark comes first,
-// where it is found fastest.
-func (s *Server) environment(add, defaults map[string]string, mark string) ([]string, error) {
+// environment returns, in order of precedence, the request's variables, its changes to the
+// sandbox's, the sandbox's, the request's defaults, and the variables that name the node's CAs.
+// The mark comes first, where it is found fastest.
+func (s *Server) environment(req guest.Command, mark string) ([]string, error) {
 	trust := s.trust.last.Load().variables
-	env := make([]string, 1, 1+len(s.cfg.Env)+len(add)+len(defaults)+len(trust))
+	env := make([]string, 1, 1+len(s.cfg.Env)+len(req.Env)+len(req.Changes)+len(req.Defaults)+len(trust))
 	env[0] = markName + "=" + mark
-	for _, kv := range s.cfg.Env {
-		name, _, _ := strings.Cut(kv, "=")
-		if _, ok := add[name]; !ok && name != markName {
-			env = append(env, kv)
+	add := func(name, value string) error {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.IndexByte(value, 0) >= 0 {
+			return refuse(guest.CodeInvalid, "env %q is unusable: a name has no \"=\", and neither name nor value a zero byte", name)
 		}
-	}
-	for _, layer := range []map[string]string{add, defaults} {
-		for name, value := range layer {
-			if name == "" || strings.ContainsAny(name, "=\x00") || strings.IndexByte(value, 0) >= 0 {
-				return nil, refuse(guest.CodeInvalid, "env %q is unusable: a name has no \"=\", and neither name nor value a zero byte", name)
-			}
-		}
-	}
-	for name, value := range add {
 		if name != markName {
 			env = append(env, name+"="+value)
 		}
+		return nil
 	}
-	for _, layer := range []map[string]string{defaults, trust} {
+	for _, kv := range s.cfg.Env {
+		name, _, _ := strings.Cut(kv, "=")
+		_, replaced := req.Env[name]
+		_, changed := req.Changes[name]
+		if !replaced && !changed && name != markName {
+			env = append(env, kv)
+		}
+	}
+	for name, value := range req.Env {
+		if err := add(name, value); err != nil {
+			return nil, err
+		}
+	}
+	for name, value := range req.Changes {
+		if _, replaced := req.Env[name]; replaced || value == nil {
+			continue
+		}
+		if err := add(name, *value); err != nil {
+			return nil, err
+		}
+	}
+	for _, layer := range []map[string]string{req.Defaults, trust} {
 		for name, value := range layer {
-			if _, ok := lookup(env, name); !ok {
-				env = append(env, name+"="+value)
+			if _, ok := lookup(env, name); ok {
+				continue
+			}
+			if err := add(name, value); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -163,8 +186,8 @@ func find(name, path, dir string) (string, error) {
 
 // running is a command that was started, with our ends of its outputs.
 type running struct {
-	tree    *tree
-	outputs [2]*outputPipe // stdout, stderr
+	tree *tree
+	outputs
 }
 
 // start starts the command with a standard input, which stays the caller's to close.
@@ -180,36 +203,31 @@ func (s *Server) start(c *command, in *os.File) (*running, error) {
 		defer syscall.Close(fd)
 		run.outputs[i], files = &outputPipe{file: file, drain: s.cfg.drain}, append(files, uintptr(fd))
 	}
-	root, err := s.reaper.start(c.path, c.argv, &syscall.ProcAttr{
-		Dir: c.dir, Env: c.env, Files: files,
-		Sys: &syscall.SysProcAttr{Setsid: true},
-	})
-	if err != nil {
+	var err error
+	if run.tree, err = s.startTree(c, files, &syscall.SysProcAttr{Setsid: true}); err != nil {
 		run.close()
+		return nil, err
+	}
+	return run, nil
+}
+
+// startTree starts the command with the files as its own.
+func (s *Server) startTree(c *command, files []uintptr, attr *syscall.SysProcAttr) (*tree, error) {
+	root, err := s.reaper.start(c.path, c.argv, &syscall.ProcAttr{Dir: c.dir, Env: c.env, Files: files, Sys: attr})
+	if err != nil {
 		return nil, c.explain(err)
 	}
 	if s.cfg.Init {
 		preferForOOM(root.pid)
 	}
-	run.tree = &tree{root: root, mark: []byte(markName + "=" + c.mark)}
-	return run, nil
+	s.ports.kick()
+	return &tree{root: root, mark: []byte(markName + "=" + c.mark)}, nil
 }
 
 // wait waits for the command itself and then begins to drain its outputs.
 func (r *running) wait() {
 	<-r.tree.root.done
-	for _, pipe := range r.outputs {
-		pipe.commandEnded()
-	}
-}
-
-// close closes the outputs, which ends their copying.
-func (r *running) close() {
-	for _, pipe := range r.outputs {
-		if pipe != nil {
-			pipe.file.Close()
-		}
-	}
+	r.commandEnded()
 }
 
 // explain returns the refusal for a program that could not be started.
@@ -221,7 +239,11 @@ func (c *command) explain(err error) error {
 		if c.sh {
 			return refuse(guest.CodeNoShell, "this image has no %s; give the program and its arguments as argv", shell)
 		}
-		if _, statErr := os.Stat(c.resolved()); statErr == nil {
+		path := c.path // as the kernel sees it after chdir
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(c.dir, path)
+		}
+		if _, statErr := os.Stat(path); statErr == nil {
 			return refuse(guest.CodeNotExecutable, "%s exists, but the interpreter or loader that it names does not", c.path)
 		}
 		return refuse(guest.CodeNoCommand, "%s does not exist", c.path)
@@ -237,12 +259,13 @@ func (c *command) explain(err error) error {
 	return refuse(guest.CodeInternal, "start %s: %v", c.path, err)
 }
 
-// resolved is the program's path as the kernel sees it after chdir.
-func (c *command) resolved() string {
-	if filepath.IsAbs(c.path) {
-		return c.path
+// shown is the command in at most n bytes.
+func (c *command) shown(n int) string {
+	words := c.argv
+	if c.sh && len(words) > 2 {
+		words = words[2:] // after sh -c
 	}
-	return filepath.Join(c.dir, c.path)
+	return guest.Shorten(strings.ToValidUTF8(strings.Join(words, " "), "\uFFFD"), n-len("…"))
 }
 
 func preferForOOM(pid int) {

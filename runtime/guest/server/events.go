@@ -16,6 +16,8 @@ const maxQueued = 1024
 type hub struct {
 	mu   sync.Mutex
 	subs map[subscriber]bool // nil after close
+	// followed: a reader has subscribed before, and may have been dropped.
+	followed bool
 }
 
 // subscriber is the queue of one reader. It is closed when the reader was dropped.
@@ -23,13 +25,19 @@ type subscriber chan guest.Event
 
 func newHub() *hub { return &hub{subs: map[subscriber]bool{}} }
 
-func (h *hub) subscribe(first []guest.Event) subscriber {
+// subscribe adds a reader, which first gets the events first, and again if it is not the
+// first reader.
+func (h *hub) subscribe(first []guest.Event, again ...guest.Event) subscriber {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.followed {
+		first = append(first, again...)
+	}
+	h.followed = true
 	sub := make(subscriber, maxQueued+len(first))
 	for _, ev := range first {
 		sub <- ev
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	if h.subs == nil {
 		close(sub)
 	} else {

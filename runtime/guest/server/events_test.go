@@ -141,38 +141,3 @@ func TestHoldFromInside(t *testing.T) {
 		t.Error("holds are not limited in rate")
 	}
 }
-
-func TestPortReady(t *testing.T) {
-	c := start(t, nil)
-	for _, addr := range []string{"127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"} {
-		t.Run(addr, func(t *testing.T) {
-			l, err := net.Listen("tcp", addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			port := uint16(l.Addr().(*net.TCPAddr).Port)
-			if err := c.PortReady(t.Context(), port, 0); err != nil {
-				t.Errorf("while it listens: %v", err)
-			}
-			l.Close()
-			wantCode(t, c.PortReady(t.Context(), port, 30*time.Millisecond), guest.CodePortNotReady, "nothing listens")
-			found := make(chan error, 1)
-			go func() { found <- c.PortReady(t.Context(), port, 20*time.Second) }()
-			if l, err = net.Listen("tcp", l.Addr().String()); err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			if err := <-found; err != nil {
-				t.Errorf("after it listened again: %v", err)
-			}
-		})
-	}
-	if err := c.PortReady(t.Context(), 0, 0); codeOf(err) != guest.CodeInvalid {
-		t.Errorf("port 0: %v", err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := c.PortReady(ctx, 1, time.Minute); !errors.Is(err, context.Canceled) {
-		t.Errorf("with a canceled context: %v", err)
-	}
-}

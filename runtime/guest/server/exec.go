@@ -29,21 +29,28 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if req.StreamStdin && (len(req.Stdin) > 0 || r.Header.Get("Upgrade") != guest.UpgradeExec) {
 		return refuse(guest.CodeInvalid, "stream_stdin needs the upgrade to %s and no stdin", guest.UpgradeExec)
 	}
+	if req.Session != "" {
+		return s.execInSession(w, r, req)
+	}
 	cmd, err := s.command(req.Command)
 	if err != nil {
 		return err
 	}
-	x := &execution{server: s, began: time.Now()}
+	x := &execution{server: s, timeout: req.Timeout, began: time.Now()}
 	var in *os.File
 	if req.StreamStdin {
-		x.stdin, in, err = newStdinPipe()
+		var own *os.File
+		var fd int
+		if own, fd, err = newPipe(writeEnd); err == nil {
+			x.stdin, in = newStdinPipe(own), os.NewFile(uintptr(fd), "stdin")
+		}
 	} else {
 		in, err = stdin(req.Stdin)
 	}
 	if err != nil {
 		return err
 	}
-	x.running, err = s.start(cmd, in)
+	run, err := s.start(cmd, in)
 	in.Close()
 	if err != nil {
 		if x.stdin != nil {
@@ -51,30 +58,54 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 		}
 		return err
 	}
-	if req.StreamStdin {
-		return x.serveTunnel(w, req.Timeout)
+	x.program, x.outputs = run.tree, run.outputs
+	return x.respond(w, r)
+}
+
+// program is what an execution runs.
+type program interface {
+	pid() int
+	done() <-chan struct{} // closed when it has ended
+	running() bool
+	kill()               // ends it with all that it started, and returns when it has ended
+	exit() (int, string) // exit code and signal, once it has ended
+}
+
+// execution is a command whose output goes to one client.
+type execution struct {
+	program
+	outputs
+	server  *Server
+	stdin   *stdinPipe    // nil when the input is not streamed
+	timeout time.Duration // since began; 0: none
+	endures bool          // when the client disconnects; its output is read to the end then, which saves it from SIGPIPE
+	began   time.Time
+}
+
+// respond responds to a request with the output of the command.
+func (x *execution) respond(w http.ResponseWriter, r *http.Request) error {
+	if x.stdin != nil {
+		return x.serveTunnel(w)
 	}
 	out := &frameWriter{w: w, flush: http.NewResponseController(w).Flush}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	out.json(guest.FrameStart, guest.Started{PID: x.tree.root.pid}, true)
-	if x.serve(r.Context(), req.Timeout, out) != nil {
+	out.json(guest.FrameStart, guest.Started{PID: x.pid()}, true)
+	if x.serve(r.Context(), out) != nil {
 		panic(http.ErrAbortHandler)
 	}
 	return nil
 }
 
-// execution is a command whose output goes to one client.
-type execution struct {
-	*running
-	server *Server
-	stdin  *stdinPipe // nil when the input is not streamed
-	began  time.Time
+// wait waits for the command itself and then begins to drain its outputs.
+func (x *execution) wait() {
+	<-x.done()
+	x.commandEnded()
 }
 
 // serve sends the command's output until the command has ended and its output is drained, and
 // then how it ended. It kills the tree at the timeout, when the client is gone and when the
 // output cannot be sent.
-func (x *execution) serve(ctx context.Context, timeout time.Duration, out *frameWriter) error {
+func (x *execution) serve(ctx context.Context, out *frameWriter) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var copying sync.WaitGroup
@@ -86,23 +117,23 @@ func (x *execution) serve(ctx context.Context, timeout time.Duration, out *frame
 		})
 	}
 	var expired <-chan time.Time
-	if timeout > 0 {
-		expired = time.After(timeout - time.Since(x.began))
+	if x.timeout > 0 {
+		expired = time.After(x.timeout - time.Since(x.began))
 	}
 	var res guest.ExecResult
 	select {
-	case <-x.tree.root.done:
+	case <-x.done():
 	case <-expired:
 		// A command that has ended by itself at the same moment was in time.
-		if res.TimedOut = x.tree.root.running(); res.TimedOut {
-			x.tree.kill()
+		if res.TimedOut = x.running(); res.TimedOut {
+			x.kill()
 		}
 	case <-ctx.Done():
-		x.tree.kill()
+		x.kill()
 	}
 	x.wait()
 	res.Duration = time.Since(x.began)
-	res.ExitCode, res.Signal = exitOf(x.tree.root.status)
+	res.ExitCode, res.Signal = x.exit()
 	copying.Wait()
 	return out.json(guest.FrameComplete, res, false)
 }
@@ -114,7 +145,7 @@ func (x *execution) copy(p *outputPipe, t guest.FrameType, out *frameWriter) err
 	open, err := p.copy(buf[guest.FrameHeader:], func(data []byte) error {
 		return out.frame(t, buf[:guest.FrameHeader+len(data)], true)
 	})
-	if open && err == nil {
+	if open && (err == nil || x.endures) {
 		x.server.spill.drain(p.file)
 	} else {
 		p.file.Close()

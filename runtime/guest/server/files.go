@@ -2,19 +2,20 @@ package server
 
 import (
 	"bytes"
+	"context"
+	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/doze-run/doze/archive"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -22,112 +23,75 @@ import (
 const maxUnsized = 4 << 20
 
 func (s *Server) stat(r *http.Request) (any, error) {
-	path, err := s.path(r.URL.Query().Get("path"))
+	q := r.URL.Query()
+	path, err := s.path(q.Get("path"))
 	if err != nil {
 		return nil, err
 	}
+	stat := os.Lstat
+	if q.Get("follow") == "true" {
+		stat = os.Stat
+	}
+	info, err := stat(path)
+	if err != nil {
+		return nil, err
+	}
+	hash := q.Get("digest") == "true"
+	if !info.Mode().IsRegular() {
+		if hash {
+			return nil, refuse(guest.CodeInvalid, "%s is not a regular file, so it has no digest; follow=true follows a symbolic link", s.shown(path))
+		}
+		return s.describe(path, info), nil
+	}
+	f, info, err := openRegular(path)
+	if errors.Is(err, fs.ErrPermission) && !hash {
+		return s.describe(path, info), nil // without an ETag
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return s.describeOpen(r.Context(), path, f, hash)
+}
+
+// describeOpen describes an open file, with its entity tag and with hash its digest. The tag
+// is weak if the file changes meanwhile.
+func (s *Server) describeOpen(ctx context.Context, path string, f *os.File, hash bool) (any, error) {
+	tag, _, err := settledTag(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	var sum []byte
+	if hash {
+		if sum, err = hashFile(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	out := s.describe(path, info)
+	out.ETag, out.SHA256 = tag, hex.EncodeToString(sum)
+	if hash && strings.HasPrefix(tag, `"`) && tag != etagOfInfo(info) {
+		out.ETag = "W/" + tag
+	}
+	return out, nil
+}
+
+func (s *Server) mkdir(r *http.Request) (any, error) {
+	mode, err := modeOf(r)
+	if err != nil {
+		return nil, err
+	}
+	path, err := s.writable(r.URL.Query().Get("path"), true)
+	if err != nil {
+		return nil, err
+	}
+	if err := makeFolder(path, mode); err != nil {
+		return nil, err
+	}
 	return s.describePath(path)
-}
-
-// creating returns a handler that creates a file or folder with the mode and the body of the
-// request, and describes it.
-func (s *Server) creating(create func(path string, mode fs.FileMode, body io.Reader) error) jsonHandler {
-	return func(r *http.Request) (any, error) {
-		mode, err := modeOf(r)
-		if err != nil {
-			return nil, err
-		}
-		path, err := s.writable(r.URL.Query().Get("path"), true)
-		if err != nil {
-			return nil, err
-		}
-		if err := create(path, mode, r.Body); err != nil {
-			return nil, err
-		}
-		return s.describePath(path)
-	}
-}
-
-// replaceFile writes body to a file next to path and renames it to path, with the mode and
-// owner of the replaced file. After an error nothing has changed except for new folders.
-func replaceFile(path string, mode fs.FileMode, body io.Reader) (err error) {
-	old, err := os.Lstat(path)
-	switch {
-	case err == nil && old.IsDir():
-		return &fs.PathError{Op: "write", Path: path, Err: syscall.EISDIR}
-	case err == nil && !old.Mode().IsRegular():
-		return refuse(guest.CodeInvalid, "%s is neither a regular file nor a link to one", path)
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return err
-	case err != nil:
-		old = nil
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-	}
-	temp, err := os.CreateTemp(filepath.Dir(path), ".doze-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			temp.Close()
-			os.Remove(temp.Name())
-		}
-	}()
-	if _, err := archive.Copy(temp, body); err != nil {
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			return refuse(guest.CodeInvalid, "the upload of %s ended early; the file is as it was", filepath.Base(path))
-		}
-		return err
-	}
-	setOwner(temp, old)
-	switch {
-	case mode != 0:
-	case old != nil:
-		mode = old.Mode().Perm()
-	default:
-		mode = 0o644
-	}
-	if err := temp.Chmod(mode); err != nil {
-		return err
-	}
-	err = os.Rename(temp.Name(), path)
-	if errors.Is(err, syscall.EBUSY) {
-		if err = overwrite(path, mode, temp); err == nil {
-			os.Remove(temp.Name())
-		}
-	}
-	if err != nil {
-		return err
-	}
-	return temp.Close()
-}
-
-// overwrite writes content into the file at path. That is not atomic, but all
-// that can be done to a file which is a mount, as engines make of /etc/hosts.
-func overwrite(path string, mode fs.FileMode, content *os.File) error {
-	if _, err := content.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	_, err = archive.Copy(f, content)
-	return errors.Join(err, f.Chmod(mode), f.Close())
-}
-
-// setOwner gives f the owner of the file that it replaces, if this process may:
-// a sandbox may have given up the capability for that.
-func setOwner(f *os.File, old fs.FileInfo) {
-	if old == nil {
-		return
-	}
-	st, ok := old.Sys().(*syscall.Stat_t)
-	if ok && (int(st.Uid) != os.Geteuid() || int(st.Gid) != os.Getegid()) {
-		f.Chown(int(st.Uid), int(st.Gid))
-	}
 }
 
 func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
@@ -140,6 +104,10 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer f.Close()
+	tag, _, err := settledTag(r.Context(), f)
+	if err != nil {
+		return err
+	}
 	var content io.ReadSeeker = f
 	whole := info.Size()
 	if info.Size() <= pageSize {
@@ -152,8 +120,8 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
 	modified := info.ModTime()
-	if whole == info.Size() {
-		h.Set("ETag", fmt.Sprintf(`"%x-%x-%x"`, info.Sys().(*syscall.Stat_t).Ino, modified.UnixNano(), whole))
+	if tag != "" && whole == info.Size() {
+		h.Set("ETag", tag)
 	} else {
 		modified = time.Time{} // the content changes without it
 	}
@@ -218,6 +186,11 @@ func (s *Server) remove(r *http.Request) (any, error) {
 	if path == s.cfg.Root {
 		return nil, refuse(guest.CodeNotPermitted, "/ cannot be removed")
 	}
+	unlock, err := s.lockMatching(r, path)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	if _, err := os.Lstat(path); err != nil {
 		return nil, err
 	}
@@ -229,7 +202,7 @@ func (s *Server) remove(r *http.Request) (any, error) {
 }
 
 // makeFolder makes a folder of exactly this mode, unless there is one.
-func makeFolder(path string, mode fs.FileMode, _ io.Reader) error {
+func makeFolder(path string, mode fs.FileMode) error {
 	if mode == 0 {
 		mode = 0o755
 	}
@@ -255,6 +228,11 @@ func (s *Server) move(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	unlock, err := s.lockMatching(r, from)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	if err := movePath(r.Context(), from, to); err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -236,7 +237,7 @@ func TestReadFile(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := start(t, nil)
-			f, err := c.ReadFile(t.Context(), filepath.Join(dir, tt.path), tt.ranges)
+			f, err := c.ReadFile(t.Context(), filepath.Join(dir, tt.path), http.Header{"Range": {tt.ranges}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -264,7 +265,7 @@ func TestReadFileOfTheKernel(t *testing.T) {
 	c := start(t, nil)
 	for _, path := range []string{"/proc/version", "/sys/class/net/lo/mtu"} {
 		t.Run(path, func(t *testing.T) {
-			f, err := c.ReadFile(t.Context(), path, "")
+			f, err := c.ReadFile(t.Context(), path, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -292,7 +293,7 @@ func TestReadFileRefusals(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := start(t, nil)
-			_, err := c.ReadFile(t.Context(), tt.path, "")
+			_, err := c.ReadFile(t.Context(), tt.path, nil)
 			wantCode(t, err, tt.code, "")
 		})
 	}
@@ -302,7 +303,7 @@ func TestFileThatShrinksWhileItIsRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	mustWrite(t, path, strings.Repeat("x", 8<<20), 0o644)
 	c := start(t, nil)
-	f, err := c.ReadFile(t.Context(), path, "")
+	f, err := c.ReadFile(t.Context(), path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,13 +384,13 @@ func TestStatRemoveMkdirMove(t *testing.T) {
 	mustWrite(t, dir+"/full/file", "x", 0o644)
 	os.Symlink("nowhere", dir+"/dangling")
 
-	if info, err := c.Stat(ctx, "file"); err != nil || info.Path != "/src/file" {
+	if info, err := c.Stat(ctx, "file", guest.StatOptions{}); err != nil || info.Path != "/src/file" {
 		t.Errorf("a path relative to the working directory: %+v, %v", info, err)
 	}
-	if info, err := c.Stat(ctx, "/dangling"); err != nil || info.Type != "symlink" || info.Target != "nowhere" {
+	if info, err := c.Stat(ctx, "/dangling", guest.StatOptions{}); err != nil || info.Type != "symlink" || info.Target != "nowhere" {
 		t.Errorf("a dangling link: %+v, %v", info, err)
 	}
-	_, err := c.Stat(ctx, "/none")
+	_, err := c.Stat(ctx, "/none", guest.StatOptions{})
 	wantCode(t, err, guest.CodeNotFound, "/none")
 
 	info, err := c.Mkdir(ctx, "/new/deep", 0o777)
@@ -404,34 +405,34 @@ func TestStatRemoveMkdirMove(t *testing.T) {
 	_, err = c.Mkdir(ctx, "/.doze/x", 0)
 	wantCode(t, err, guest.CodeNotPermitted, "doze")
 
-	if info, err = c.Move(ctx, "/src/file", "/made/by/move"); err != nil || info.Path != "/made/by/move" || info.Size != 1 {
+	if info, err = c.Move(ctx, "/src/file", "/made/by/move", ""); err != nil || info.Path != "/made/by/move" || info.Size != 1 {
 		t.Errorf("move: %+v, %v", info, err)
 	}
-	_, err = c.Move(ctx, "/src/file", "/x")
+	_, err = c.Move(ctx, "/src/file", "/x", "")
 	wantCode(t, err, guest.CodeNotFound, "")
-	_, err = c.Move(ctx, "/made/by/move", "/full")
+	_, err = c.Move(ctx, "/made/by/move", "/full", "")
 	wantCode(t, err, guest.CodeExists, "")
-	_, err = c.Move(ctx, "/full", "/full/inner")
+	_, err = c.Move(ctx, "/full", "/full/inner", "")
 	wantCode(t, err, guest.CodeInvalid, "itself")
-	_, err = c.Move(ctx, "/full", "/.doze/full")
+	_, err = c.Move(ctx, "/full", "/.doze/full", "")
 	wantCode(t, err, guest.CodeNotPermitted, "doze")
-	_, err = c.Move(ctx, "/.doze/run/guest", "/guest")
+	_, err = c.Move(ctx, "/.doze/run/guest", "/guest", "")
 	wantCode(t, err, guest.CodeNotPermitted, "doze")
-	if _, err = c.Move(ctx, "/dangling", "/still-dangling"); err != nil {
+	if _, err = c.Move(ctx, "/dangling", "/still-dangling", ""); err != nil {
 		t.Errorf("moving a link: %v", err)
 	}
 
-	wantCode(t, c.Remove(ctx, "/none", false), guest.CodeNotFound, "none")
-	wantCode(t, c.Remove(ctx, "/none", true), guest.CodeNotFound, "none")
-	wantCode(t, c.Remove(ctx, "/full", false), guest.CodeNotEmpty, "full")
+	wantCode(t, c.Remove(ctx, "/none", false, ""), guest.CodeNotFound, "none")
+	wantCode(t, c.Remove(ctx, "/none", true, ""), guest.CodeNotFound, "none")
+	wantCode(t, c.Remove(ctx, "/full", false, ""), guest.CodeNotEmpty, "full")
 	for _, own := range []string{"/", "/.", "/../", "/.doze", "/.doze/run", "/src/../.doze"} {
-		wantCode(t, c.Remove(ctx, own, true), guest.CodeNotPermitted, "")
+		wantCode(t, c.Remove(ctx, own, true, ""), guest.CodeNotPermitted, "")
 	}
 	if mustRead(t, dir+"/.doze/run/guest") != "x" || mustRead(t, dir+"/full/file") != "x" {
 		t.Error("a refused removal removed something")
 	}
 	for _, path := range []string{"/full", "/still-dangling", "/made/by/move"} {
-		if err := c.Remove(ctx, path, path == "/full"); err != nil {
+		if err := c.Remove(ctx, path, path == "/full", ""); err != nil {
 			t.Errorf("removing %s: %v", path, err)
 		}
 	}
@@ -450,7 +451,7 @@ func TestMoveBetweenFileSystems(t *testing.T) {
 	os.Symlink("/etc/hosts", other+"/src/absolute")
 	os.Link(other+"/src/data", other+"/src/data2")
 	c := start(t, nil)
-	if _, err := c.Move(t.Context(), other+"/src", dir+"/dst"); err != nil {
+	if _, err := c.Move(t.Context(), other+"/src", dir+"/dst", ""); err != nil {
 		t.Fatal(err)
 	}
 	onlyEntries(t, other)
@@ -469,7 +470,7 @@ func TestMoveBetweenFileSystems(t *testing.T) {
 	if err := syscall.Mkfifo(other+"/pipes/fifo", 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err = c.Move(t.Context(), other+"/pipes", dir+"/pipes")
+	_, err = c.Move(t.Context(), other+"/pipes", dir+"/pipes", "")
 	wantCode(t, err, guest.CodeInvalid, "neither")
 	onlyEntries(t, other+"/pipes", "fifo", "file")
 	onlyEntries(t, dir, "dst")

@@ -28,6 +28,24 @@ type outputPipe struct {
 	last  atomic.Int64  // when draining ends, in Unix nanoseconds; 0 while the command runs
 }
 
+// outputs are our ends of a command's stdout and stderr.
+type outputs [2]*outputPipe
+
+func (o *outputs) commandEnded() {
+	for _, pipe := range o {
+		pipe.commandEnded()
+	}
+}
+
+// close closes the outputs, which ends their copying.
+func (o *outputs) close() {
+	for _, pipe := range o {
+		if pipe != nil {
+			pipe.file.Close()
+		}
+	}
+}
+
 // The ends of a pipe.
 const (
 	readEnd  = 0
@@ -86,7 +104,7 @@ func (p *outputPipe) copy(buf []byte, emit func([]byte) error) (open bool, err e
 // pass before all output that the command wrote before it exited is read.
 func (p *outputPipe) readPending(buf []byte, emit func([]byte) error) (open bool, err error) {
 	p.file.SetReadDeadline(time.Time{})
-	pending, err := p.pending()
+	pending, err := pendingIn(p.file)
 	for err == nil && pending > 0 {
 		var n int
 		n, err = p.file.Read(buf[:min(pending, len(buf))])
@@ -103,9 +121,9 @@ func (p *outputPipe) readPending(buf []byte, emit func([]byte) error) (open bool
 	return true, err
 }
 
-// pending is the number of bytes in the pipe.
-func (p *outputPipe) pending() (n int, err error) {
-	raw, err := p.file.SyscallConn()
+// pendingIn is the number of bytes in a pipe; f is one of its ends.
+func pendingIn(f *os.File) (n int, err error) {
+	raw, err := f.SyscallConn()
 	if err != nil {
 		return 0, err
 	}

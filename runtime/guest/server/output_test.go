@@ -62,9 +62,9 @@ func TestCommandThatEndedInTimeIsNotTimedOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-run.tree.root.done
-		x := &execution{running: run, server: srv, began: time.Now().Add(-time.Hour)}
+		x := &execution{program: run.tree, outputs: run.outputs, server: srv, timeout: time.Minute, began: time.Now().Add(-time.Hour)}
 		w := httptest.NewRecorder()
-		if err := x.serve(t.Context(), time.Minute, &frameWriter{w: w, flush: http.NewResponseController(w).Flush}); err != nil {
+		if err := x.serve(t.Context(), &frameWriter{w: w, flush: http.NewResponseController(w).Flush}); err != nil {
 			t.Fatal(err)
 		}
 		var res guest.ExecResult

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/doze-run/doze/archive"
 	"github.com/doze-run/doze/runtime/guest"
@@ -60,7 +61,7 @@ func (s *Server) writable(name string, follow bool) (string, error) {
 	}
 	real := filepath.Join(realPath(filepath.Dir(path)), filepath.Base(path))
 	if archive.Within(real, s.own()) {
-		return "", refuse(guest.CodeNotPermitted, "%s belongs to doze", own)
+		return "", errReserved
 	}
 	return path, nil
 }
@@ -98,8 +99,11 @@ func realPath(path string) string {
 // describe is a file as clients see it.
 func (s *Server) describe(path string, info fs.FileInfo) guest.FileInfo {
 	out := guest.FileInfo{
-		Name: info.Name(), Path: s.shown(path), Type: "other", Size: info.Size(),
+		Name: filepath.Base(path), Path: s.shown(path), Type: "other", Size: info.Size(),
 		Mode: guest.FormatMode(info.Mode()), ModifiedAt: info.ModTime(),
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		out.UID, out.GID = st.Uid, st.Gid
 	}
 	switch info.Mode().Type() {
 	case 0:

@@ -11,7 +11,7 @@ import (
 )
 
 // process is a background process over all its restarts. processes.mu guards
-// view, run and last.
+// the fields from view on.
 type process struct {
 	spec    guest.ProcessSpec
 	log     *processLog
@@ -22,6 +22,17 @@ type process struct {
 	view guest.Process
 	run  *processRun    // the latest
 	last syscall.Signal // the last signal that a client had delivered to run
+
+	logStart int64         // where the output of run begins
+	changed  chan struct{} // closed at the next change of view; nil while no request waits
+}
+
+// notify wakes the requests that wait for a change. processes.mu is held.
+func (p *process) notify() {
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
 }
 
 // processRun is one run of a process, between two restarts.
@@ -44,16 +55,6 @@ func (ps *processes) startRun(p *process) (*processRun, error) {
 	run := &processRun{}
 	run.running, err = ps.server.start(cmd, in)
 	return run, err
-}
-
-// record begins to copy the output to the log, once the run is published: the log must not
-// have output of a run before its event.
-func (ps *processes) record(p *process, run *processRun) {
-	run.drained.Add(len(run.outputs))
-	for i, pipe := range run.outputs {
-		// Ended by the last writer, or by run.close.
-		ps.wg.Go(func() { run.copy(pipe, p.log, guest.FrameStdout+guest.FrameType(i)) })
-	}
 }
 
 // copy fills the log, also with the output of background processes after the end.
@@ -83,7 +84,12 @@ func (ps *processes) supervise(p *process) {
 	run, backoff := p.run, firstBackoff
 	for {
 		began := time.Now()
-		ps.record(p, run)
+		// Once the run is published: the log must not have output of a run before its event.
+		run.drained.Add(len(run.outputs))
+		for i, pipe := range run.outputs {
+			// Ended by the last writer, or by run.close.
+			ps.wg.Go(func() { run.copy(pipe, p.log, guest.FrameStdout+guest.FrameType(i)) })
+		}
 		run.wait()
 		ran := time.Since(began)
 		run.drained.Wait()

@@ -102,9 +102,14 @@ func checkSpec(spec *guest.ProcessSpec) error {
 	if spec.ID != "" && !guest.IsProcessID(spec.ID) {
 		return refuse(guest.CodeInvalid, "id %.20q is unusable", spec.ID)
 	}
+	return checkName("name", spec.Name)
+}
+
+// checkName checks a name that a client chose, or left empty, for a field of its request.
+func checkName(field, name string) error {
 	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
-	if len(spec.Name) > maxName || strings.Trim(spec.Name, allowed) != "" || strings.HasPrefix(spec.Name, ".") || strings.HasPrefix(spec.Name, "-") {
-		return refuse(guest.CodeInvalid, "name %.100q is unusable; a name has at most %d letters, digits, \".\", \"_\" and \"-\", and begins with neither \".\" nor \"-\"", spec.Name, maxName)
+	if len(name) > maxName || strings.Trim(name, allowed) != "" || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "-") {
+		return refuse(guest.CodeInvalid, "%s %.100q is unusable; it has at most %d letters, digits, \".\", \"_\" and \"-\", and begins with neither \".\" nor \"-\"", field, name, maxName)
 	}
 	return nil
 }
@@ -165,6 +170,7 @@ func (ps *processes) started(p *process, run *processRun) bool {
 		p.view.RestartCount++
 	}
 	p.run, p.last = run, 0
+	_, p.logStart = p.log.span()
 	p.view.PID, p.view.State, p.view.StartedAt = run.tree.root.pid, guest.ProcessRunning, time.Now()
 	p.view.ExitCode, p.view.Signal, p.view.ExitedAt = nil, "", nil
 	ps.publish(p)
@@ -190,6 +196,7 @@ func (ps *processes) ended(p *process) {
 	ps.mu.Lock()
 	delete(ps.active, p.view.Name)
 	ps.history = append(ps.history, p)
+	p.notify()
 	for len(ps.history) > maxHistory {
 		ps.forget(ps.history[0])
 		ps.history = ps.history[1:]
@@ -217,9 +224,11 @@ func (ps *processes) forget(p *process) {
 func (ps *processes) publish(p *process) {
 	view := p.view
 	ps.server.events.send(guest.Event{Type: guest.EventProcess, Process: &view})
+	p.notify()
 }
 
-// subscribe adds a reader of events, which gets every known process first.
+// subscribe adds a reader of events, which gets every known process, terminal and session,
+// and the ports first.
 func (ps *processes) subscribe() subscriber {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -227,7 +236,27 @@ func (ps *processes) subscribe() subscriber {
 	for _, view := range ps.views() {
 		first = append(first, guest.Event{Type: guest.EventProcess, Process: &view})
 	}
-	return ps.server.events.subscribe(first)
+	ts := ps.server.terminals
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for _, view := range ts.views() {
+		first = append(first, guest.Event{Type: guest.EventTerminal, Terminal: &view})
+	}
+	l := ps.server.sessions
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sessions := guest.Event{Type: guest.EventSessions}
+	for _, view := range l.views() {
+		first = append(first, guest.Event{Type: guest.EventSession, Session: &view})
+		sessions.Sessions = append(sessions.Sessions, view.ID)
+	}
+	open := ps.server.ports
+	open.mu.Lock()
+	defer open.mu.Unlock()
+	if ps.server.cfg.ReportPorts {
+		first = append(first, open.event())
+	}
+	return ps.server.events.subscribe(first, sessions)
 }
 
 func (ps *processes) list() []guest.Process {

@@ -40,7 +40,7 @@ func TestListOfAllProcessesFitsInAResponse(t *testing.T) {
 
 func TestProcessIsFoundByItsIDOverAllItsLives(t *testing.T) {
 	ps := newProcesses(&Server{cfg: Config{LogDir: t.TempDir()}, events: newHub()})
-	p := &process{restart: t.Context()}
+	p := &process{restart: t.Context(), log: &processLog{}}
 	if err := ps.reserve(p); err != nil {
 		t.Fatal(err)
 	}

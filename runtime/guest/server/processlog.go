@@ -90,7 +90,7 @@ func (l *processLog) wake() {
 func (l *processLog) markEnded() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ended, l.last = true, l.ring.tail
+	l.ended, l.last = true, l.ring.end
 	l.wake()
 }
 
@@ -108,7 +108,7 @@ func (l *processLog) close() {
 func (l *processLog) span() (head logPosition, tail int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.ring.head, l.ring.tail
+	return l.ring.head(), l.ring.end
 }
 
 // logPart is what one read of a log found.

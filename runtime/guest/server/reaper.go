@@ -1,10 +1,14 @@
 package server
 
 import (
+	"cmp"
+	"fmt"
 	"os"
 	"os/signal"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // reaper is the one place that waits for children. As init it takes in every
@@ -14,10 +18,11 @@ import (
 // Its lock covers both the wait and every kill, so that no signal ever reaches a
 // process that got the number of one which was waited for.
 type reaper struct {
-	init bool
-	wake chan os.Signal
-	stop chan struct{}
-	done chan struct{}
+	init  bool
+	onEnd func() // called for each process that was waited for; must be quick
+	wake  chan os.Signal
+	stop  chan struct{}
+	done  chan struct{}
 
 	mu       sync.Mutex
 	children map[int]*child
@@ -39,9 +44,9 @@ type child struct {
 	status syscall.WaitStatus
 }
 
-func newReaper(init bool) *reaper {
+func newReaper(init bool, onEnd func()) *reaper {
 	r := &reaper{
-		init: init,
+		init: init, onEnd: onEnd,
 		wake: make(chan os.Signal, 1),
 		stop: make(chan struct{}), done: make(chan struct{}),
 		children: map[int]*child{}, starts: map[*starting]bool{},
@@ -124,6 +129,7 @@ func (r *reaper) reapOne(pid int) bool {
 		return false
 	}
 	r.ended(ended, status)
+	r.onEnd()
 	return true
 }
 
@@ -165,7 +171,7 @@ func (c *child) running() bool {
 // name for signal n.
 func exitOf(status syscall.WaitStatus) (code int, signal string) {
 	if status.Signaled() {
-		return 128 + int(status.Signal()), signalName(status.Signal())
+		return 128 + int(status.Signal()), cmp.Or(unix.SignalName(status.Signal()), fmt.Sprintf("SIG%d", int(status.Signal())))
 	}
 	return status.ExitStatus(), ""
 }

@@ -86,6 +86,12 @@ var codes = []struct {
 	}},
 	{guest.CodeNotFound, http.StatusNotFound, []error{fs.ErrNotExist}},
 	{guest.CodeNoProcess, http.StatusNotFound, nil},
+	{guest.CodeNoTerminal, http.StatusNotFound, nil},
+	{guest.CodeNoSession, http.StatusNotFound, nil},
+	{guest.CodeSessionLost, http.StatusGone, nil},
+	{guest.CodeSessionBusy, http.StatusConflict, nil},
+	{guest.CodeChanged, http.StatusPreconditionFailed, nil},
+	{guest.CodeDigest, http.StatusBadRequest, nil},
 	{guest.CodeExists, http.StatusConflict, []error{syscall.EEXIST}},
 	{guest.CodeNotEmpty, http.StatusConflict, []error{syscall.ENOTEMPTY}},
 	{guest.CodeTooMany, http.StatusConflict, nil},
@@ -101,6 +107,7 @@ var codes = []struct {
 	{guest.CodeUnsafeArchive, http.StatusBadRequest, []error{archive.ErrUnsafe}},
 	{guest.CodeTooLarge, http.StatusRequestEntityTooLarge, []error{syscall.EFBIG, syscall.E2BIG, archive.ErrTooLarge}},
 	{guest.CodePortNotReady, http.StatusConflict, nil},
+	{guest.CodeWatchLimit, http.StatusConflict, nil},
 }
 
 // refuse returns the error that a client gets.

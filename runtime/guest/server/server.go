@@ -55,6 +55,8 @@ type Config struct {
 	Workdir string
 	// Env of commands. Default: only PATH.
 	Env []string
+	// ReportPorts adds events with the ports on which processes listen.
+	ReportPorts bool
 	// Version of this build, for Hello.
 	Version string
 	// AnyPeer also serves processes of the server's own PID namespace. Without
@@ -72,18 +74,25 @@ type Config struct {
 	// Log for what no request reports. Default: none.
 	Log *slog.Logger
 
-	drain time.Duration // see drainMax; tests shorten it
+	drain         time.Duration // see drainMax; tests shorten it
+	retentionStep time.Duration // of watches; tests shorten it
+	surroundings  time.Duration // see guest.SurroundingsWait; tests shorten it
 }
 
 // Server is the guest. Make it with New.
 type Server struct {
-	cfg      Config
-	log      *slog.Logger
-	reaper   *reaper
-	procs    *processes
-	events   *hub
-	requests *requests
-	spill    *discarder
+	cfg       Config
+	log       *slog.Logger
+	reaper    *reaper
+	procs     *processes
+	terminals *registry[*terminal, guest.Terminal]
+	sessions  *registry[*session, guest.Session]
+	watches   *watches
+	ports     *ports
+	events    *hub
+	requests  *requests
+	spill     *discarder
+	writes    *fileLocks
 	// tunnels is the context of the connections with streamed input, and closeTunnels ends it.
 	tunnels      context.Context
 	closeTunnels context.CancelFunc
@@ -101,7 +110,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, events: newHub(), requests: newRequests(cfg.Trim), spill: &discarder{}, trust: newTrusted(cfg)}
+	s := &Server{cfg: cfg, log: cfg.Log, events: newHub(), requests: newRequests(cfg.Trim), spill: &discarder{}, writes: newFileLocks(), trust: newTrusted(cfg)}
 	s.tunnels, s.closeTunnels = context.WithCancel(context.Background())
 	var err error
 	if s.socket, err = listen(cfg.RunDir, guest.SocketName); err != nil {
@@ -115,13 +124,18 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s.holdSocket = limitHolds(s.holdSocket)
-	s.reaper = newReaper(cfg.Init)
+	s.ports = newPorts(s)
+	s.reaper = newReaper(cfg.Init, s.ports.kick)
 	s.procs = newProcesses(s)
+	os.RemoveAll(s.sessionsFolder()) // of an earlier start of the sandbox
+	s.terminals = newTerminals(s)
+	s.sessions = newSessions(s)
+	s.watches = newWatches(s)
 	// Idle connections have no deadline: only the node has any, for later requests. A
 	// deadline that passed while the sandbox slept would close a connection just when
 	// it is used again.
 	s.http = &http.Server{
-		Handler:        s.requests.watch(s.routes()),
+		Handler:        s.requests.watch(s.ports.follow(s.routes())),
 		MaxHeaderBytes: maxHeader,
 		ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
 	}
@@ -137,13 +151,14 @@ func (c *Config) setDefaults() error {
 	c.Root = filepath.Clean(cmp.Or(c.Root, "/"))
 	c.Workdir = filepath.Join("/", c.Workdir)
 	c.drain = cmp.Or(c.drain, drainMax)
+	c.surroundings = cmp.Or(c.surroundings, guest.SurroundingsWait)
+	c.retentionStep = cmp.Or(c.retentionStep, retentionStep)
 	c.Grace = cmp.Or(c.Grace, defaultGrace)
-	switch {
-	case c.Trim != nil:
-	case c.Init:
-		c.Trim = trimMemory
-	default:
+	if c.Trim == nil {
 		c.Trim = func() {}
+		if c.Init {
+			c.Trim = trimMemory
+		}
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -166,6 +181,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	var serving sync.WaitGroup
 	serving.Go(func() { failed <- s.http.Serve(s.socket) })      // ended by s.http.Shutdown
 	serving.Go(func() { failed <- s.holds.Serve(s.holdSocket) }) // ended by s.holds.Close
+	polling, endPolling := context.WithCancel(context.Background())
+	serving.Go(func() { s.ports.run(polling) }) // ended by endPolling
 	var err error
 	select {
 	case <-ctx.Done():
@@ -173,18 +190,25 @@ func (s *Server) Serve(ctx context.Context) error {
 		err = fmt.Errorf("serve %s: %w", s.Socket(), err)
 	}
 	s.shutdown()
+	endPolling()
 	serving.Wait()
+	s.ports.close()
 	return err
 }
 
 func (s *Server) shutdown() {
 	s.holds.Close()
 	s.procs.refuse()
+	s.terminals.refuse()
+	s.sessions.refuse()
 	if s.cfg.Init {
 		endAll(s.cfg.Grace)
 	}
+	s.terminals.closeAll()
+	s.sessions.closeAll()
 	s.procs.close()
 	s.events.close()
+	s.watches.close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if s.cfg.Init {
@@ -210,18 +234,29 @@ func (s *Server) routes() http.Handler {
 	value("GET "+guest.RouteProcess, s.listProcesses)
 	value("POST "+guest.RouteProcess+"/{id}"+guest.SuffixStop, s.stopProcess)
 	value("POST "+guest.RouteProcess+"/{id}"+guest.SuffixSignal, s.signalProcess)
+	value("POST "+guest.RouteProcess+"/{id}"+guest.SuffixWait, s.waitProcess)
 	route("GET "+guest.RouteProcess+"/{id}"+guest.SuffixLogs, s.logs)
-	value("PUT "+guest.RouteFile, s.creating(replaceFile))
+	value("POST "+guest.RouteTerminal, s.openTerminal)
+	value("GET "+guest.RouteTerminal, s.terminals.list)
+	value("DELETE "+guest.RouteTerminal+"/{id}", s.terminals.respondClose)
+	route("GET "+guest.RouteTerminal+"/{id}"+guest.SuffixAttach, s.attachTerminal)
+	value("POST "+guest.RouteSession, s.openSession)
+	value("GET "+guest.RouteSession, s.sessions.list)
+	value("DELETE "+guest.RouteSession+"/{id}", s.sessions.respondClose)
+	value("POST "+guest.RouteSession+"/{id}"+guest.SuffixInterrupt, s.interruptSession)
+	value("PUT "+guest.RouteFile, s.writeFile)
 	route("GET "+guest.RouteFile, s.readFile)
 	value("DELETE "+guest.RouteFile, s.remove)
 	value("GET "+guest.RouteStat, s.stat)
 	route("GET "+guest.RouteList, s.list)
-	value("POST "+guest.RouteMkdir, s.creating(makeFolder))
+	route("GET "+guest.RouteSearch, s.search)
+	value("POST "+guest.RouteMkdir, s.mkdir)
 	value("POST "+guest.RouteMove, s.move)
 	value("PUT "+guest.RouteArchive, s.putArchive)
 	route("GET "+guest.RouteArchive, s.getArchive)
 	value("GET "+guest.RoutePort, s.portReady)
 	route("GET "+guest.RouteEvents, s.streamEvents)
+	route("POST "+guest.RouteWatch, s.streamWatch)
 	route("POST "+guest.RouteTrim, s.trimNow)
 	return mux
 }

@@ -3,7 +3,10 @@
 package server_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -84,16 +87,31 @@ func TestMemoryOfAProcessThatPrintsAGigabyte(t *testing.T) {
 }
 
 func TestMemoryOfALargeFile(t *testing.T) {
-	const size = 300 << 20
+	const size = 100 << 20
 	c := start(t, nil)
 	path := filepath.Join(t.TempDir(), "large")
+	zeros := func() io.Reader { return io.LimitReader(zeroes{}, size) }
+	h := sha256.New()
+	if _, err := io.Copy(h, zeros()); err != nil {
+		t.Fatal(err)
+	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	info, err := c.WriteFile(t.Context(), path, 0, io.LimitReader(zeroes{}, size))
-	if err != nil || info.Size != size {
-		t.Fatalf("%+v, %v", info, err)
+	for _, o := range []guest.WriteOptions{
+		{}, // then of the existing file
+		{SHA256: h.Sum(nil)},
+		{IfMatch: fmt.Sprintf(`"sha256-%x"`, h.Sum(nil))},
+		{Range: &guest.WriteRange{Offset: 1, Length: size, Size: -1}},
+		{Range: &guest.WriteRange{Length: size, Size: size}, SHA256: h.Sum(nil)},
+	} {
+		if info, err := c.Write(t.Context(), path, o, zeros()); err != nil || info.Size < size {
+			t.Fatalf("%+v: %+v, %v", o, info, err)
+		}
 	}
-	f, err := c.ReadFile(t.Context(), path, "")
+	if info, err := c.Stat(t.Context(), path, guest.StatOptions{Digest: true}); err != nil || info.SHA256 != hex.EncodeToString(h.Sum(nil)) {
+		t.Errorf("%+v, %v", info, err)
+	}
+	f, err := c.ReadFile(t.Context(), path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if helperMain() {
+		return
+	}
 	// A process that was started with SIGHUP ignored, by nohup for instance, passes that
 	// on, and a shell cannot trap it. Children do not ignore signals that this process
 	// catches; the guest's own program does the same.

@@ -1,25 +1,15 @@
 package server
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// signalName is the name of a signal, such as "SIGKILL".
-func signalName(sig syscall.Signal) string {
-	return cmp.Or(unix.SignalName(sig), fmt.Sprintf("SIG%d", int(sig)))
-}
-
-// parseSignal accepts "SIGHUP" and "HUP".
+// parseSignal refuses what guest.ParseSignal does not know.
 func parseSignal(name string) (syscall.Signal, error) {
-	if sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG")); sig != 0 {
+	if sig := guest.ParseSignal(name); sig != 0 {
 		return sig, nil
 	}
 	return 0, refuse(guest.CodeInvalid, "%q is not a known signal; use a name such as \"SIGHUP\" or \"TERM\"", name)

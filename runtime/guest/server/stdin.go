@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -22,7 +21,8 @@ const stdinAckBytes = guest.StdinWindow / 4
 // connection, so that a client that disconnects is noticed while the command reads
 // nothing.
 type stdinPipe struct {
-	pipe *os.File // our end; nonblocking
+	pipe *os.File                 // our end; nonblocking
+	open func() (*os.File, error) // opens pipe when the input is sent; nil if it is open
 
 	mu      sync.Mutex
 	changed sync.Cond // something to write, or the end
@@ -32,21 +32,30 @@ type stdinPipe struct {
 	closed  bool      // the command reads no more
 }
 
-// newStdinPipe makes a pipe. The caller closes the returned file, which is the
-// command's end, once the command has it.
-func newStdinPipe() (*stdinPipe, *os.File, error) {
-	own, fd, err := newPipe(writeEnd)
-	if err != nil {
-		return nil, nil, err
-	}
-	p := &stdinPipe{pipe: own}
+// newStdinPipe returns the stdinPipe that writes to a nonblocking file, which it owns.
+func newStdinPipe(f *os.File) *stdinPipe {
+	p := &stdinPipe{pipe: f}
 	p.changed.L = &p.mu
-	return p, os.NewFile(uintptr(fd), "stdin"), nil
+	return p
 }
 
 // receive reads frames until the connection fails or its client violates the
 // protocol; the end of the input does not end the connection.
 func (p *stdinPipe) receive(r io.Reader) error {
+	return receiveFrames(r, func(t guest.FrameType, data []byte) error {
+		switch t {
+		case guest.FrameStdin:
+			return p.add(data)
+		case guest.FrameStdinEOF:
+			p.endInput()
+			return nil
+		}
+		return fmt.Errorf("%w: type %d from the client of an exec", guest.ErrFrame, t)
+	})
+}
+
+// receiveFrames calls frame for each frame until it or the connection fails.
+func receiveFrames(r io.Reader, frame func(t guest.FrameType, data []byte) error) error {
 	buf := make([]byte, execBuffer)
 	for {
 		t, data, err := guest.ReadFrame(r, buf)
@@ -56,15 +65,7 @@ func (p *stdinPipe) receive(r io.Reader) error {
 		if cap(data) > cap(buf) {
 			buf = data
 		}
-		switch t {
-		case guest.FrameStdin:
-			err = p.add(data)
-		case guest.FrameStdinEOF:
-			p.endInput()
-		default:
-			err = fmt.Errorf("%w: type %d from the client of an exec", guest.ErrFrame, t)
-		}
-		if err != nil {
+		if err := frame(t, data); err != nil {
 			return err
 		}
 	}
@@ -99,8 +100,29 @@ func (p *stdinPipe) close() {
 	p.mu.Lock()
 	p.closed, p.pending = true, nil
 	p.changed.Signal()
+	pipe := p.pipe
 	p.mu.Unlock()
-	p.pipe.Close()
+	if pipe != nil {
+		pipe.Close()
+	}
+}
+
+// ready opens the pipe, unless it is open.
+func (p *stdinPipe) ready() bool {
+	if p.open == nil {
+		return true
+	}
+	pipe, err := p.open()
+	if err != nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pipe = pipe
+	if p.closed {
+		pipe.Close()
+	}
+	return true
 }
 
 // next waits for input. It returns nil at the end.
@@ -119,6 +141,11 @@ func (p *stdinPipe) next() []byte {
 // more, and acknowledges what it wrote.
 func (p *stdinPipe) send(out *frameWriter) {
 	defer p.close()
+	if !p.ready() {
+		p.close()
+		out.frame(guest.FrameStdinClosed, make([]byte, guest.FrameHeader), true)
+		return
+	}
 	for data := p.next(); len(data) > 0; data = p.next() {
 		for len(data) > 0 {
 			n, err := p.pipe.Write(data[:min(len(data), stdinAckBytes)])
@@ -138,35 +165,55 @@ func (p *stdinPipe) send(out *frameWriter) {
 	}
 }
 
-// serveTunnel is serve over the connection of the request, which also carries the input. The
-// HTTP server does not close a connection that was taken over from it.
-func (x *execution) serveTunnel(w http.ResponseWriter, timeout time.Duration) error {
+// tunnel is a connection that was taken over from the HTTP server, which closes it no more.
+type tunnel struct {
+	ctx   context.Context // ends with the tunnel
+	close func()
+	in    io.Reader
+	out   *frameWriter
+}
+
+// openTunnel upgrades the connection of a request to a protocol of frames.
+func (s *Server) openTunnel(w http.ResponseWriter, protocol string) (*tunnel, error) {
 	conn, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		x.tree.kill()
+		return nil, err
+	}
+	t := &tunnel{in: buffered, out: &frameWriter{w: conn}}
+	var cancel context.CancelFunc
+	t.ctx, cancel = context.WithCancel(s.tunnels)
+	stop := context.AfterFunc(t.ctx, func() { conn.Close() })
+	t.close = func() {
+		stop()
+		conn.Close()
+		cancel()
+	}
+	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n"); err != nil {
+		cancel() // as if it had disconnected later
+	}
+	return t, nil
+}
+
+// serveTunnel is serve over the connection of the request, which also carries the input.
+func (x *execution) serveTunnel(w http.ResponseWriter) error {
+	tunnel, err := x.server.openTunnel(w, guest.UpgradeExec)
+	if err != nil {
+		x.kill()
 		x.wait()
-		x.close()
+		x.outputs.close()
 		x.stdin.close()
 		return err
 	}
-	ctx, cancel := context.WithCancel(x.server.tunnels)
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	out := &frameWriter{w: conn}
-	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+guest.UpgradeExec+"\r\n\r\n"); err != nil {
-		cancel() // as if it had disconnected later
-	}
-	out.json(guest.FrameStart, guest.Started{PID: x.tree.root.pid}, true) // before any acknowledgement
+	tunnel.out.json(guest.FrameStart, guest.Started{PID: x.pid()}, true) // before any acknowledgement
 	var carrying sync.WaitGroup
-	carrying.Go(func() { // ended by conn.Close
-		defer cancel()
-		x.stdin.receive(buffered)
+	carrying.Go(func() { // ended by tunnel.close
+		defer tunnel.close()
+		x.stdin.receive(tunnel.in)
 	})
-	carrying.Go(func() { x.stdin.send(out) }) // ended by x.stdin.close
-	x.serve(ctx, timeout, out)
+	carrying.Go(func() { x.stdin.send(tunnel.out) }) // ended by x.stdin.close
+	x.serve(tunnel.ctx, tunnel.out)
 	x.stdin.close()
-	stop()
-	conn.Close()
+	tunnel.close()
 	carrying.Wait()
 	return nil
 }

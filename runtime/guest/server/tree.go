@@ -21,6 +21,8 @@ const (
 	// millisecond each: each round stops the members that it finds, so trees that can be
 	// stopped at all are stopped after a few.
 	stopRounds = 32
+	// hangUpGrace is more than a shell that runs no command takes to end.
+	hangUpGrace = 500 * time.Millisecond
 	// pollPause is the pause between two lists of processes that are ending.
 	pollPause = 2 * time.Millisecond
 	// maxEnviron bounds what is read of a process's environment.
@@ -37,6 +39,11 @@ type tree struct {
 	// session is found by its parents only, and not after they have ended.
 	known map[identity]bool
 }
+
+func (t *tree) pid() int              { return t.root.pid }
+func (t *tree) done() <-chan struct{} { return t.root.done }
+func (t *tree) running() bool         { return t.root.running() }
+func (t *tree) exit() (int, string)   { return exitOf(t.root.status) }
 
 // halt stops every member and returns them. A stopped member cannot fork, or end and leave
 // a child that only its parents identify, while others are searched. The process group of
@@ -101,6 +108,21 @@ func (t *tree) stop(grace time.Duration) {
 		}
 	}
 	t.kill()
+}
+
+// stopShell is stop for a tree whose root may be a shell, which ignores SIGTERM.
+func (t *tree) stopShell(grace time.Duration) {
+	if grace > 0 {
+		t.hangUp()
+		t.pause(min(grace, hangUpGrace))
+	}
+	t.stop(grace)
+}
+
+// hangUp sends SIGHUP to the root, by which shells end.
+func (t *tree) hangUp() {
+	t.root.signal(syscall.SIGHUP, false)
+	t.root.signal(syscall.SIGCONT, false)
 }
 
 // pause waits for d, or until the root ends if it still runs.
@@ -172,13 +194,19 @@ func (t *tree) living() []proc {
 
 // marked reports whether the process has this tree's mark, and whether it has any.
 func (t *tree) marked(pid int) (ours, any bool) {
+	environ := environOf(pid)
+	return hasVariable(environ, t.mark), bytes.Contains(environ, []byte(markName+"="))
+}
+
+// environOf returns the environment that a process was started with, if it can be read.
+func environOf(pid int) []byte {
 	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
-		return false, false
+		return nil
 	}
 	defer f.Close()
 	environ, _ := io.ReadAll(io.LimitReader(f, maxEnviron))
-	return hasVariable(environ, t.mark), bytes.Contains(environ, []byte(markName+"="))
+	return environ
 }
 
 // hasVariable reports whether an environment, as the kernel shows it, has kv.

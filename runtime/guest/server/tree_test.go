@@ -11,7 +11,7 @@ import (
 // its own, is a member by its parents alone. It must not get away because they
 // are killed first.
 func TestMemberWhoseParentsEndedIsKilled(t *testing.T) {
-	r := newReaper(false)
+	r := newReaper(false, func() {})
 	defer r.close()
 	sh, err := exec.LookPath("sh")
 	if err != nil {

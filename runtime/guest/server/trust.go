@@ -27,21 +27,10 @@ type installed struct {
 func newTrusted(cfg Config) *trusted {
 	t := &trusted{store: trust.Store{
 		Root: cfg.Root, Env: cfg.Env,
-		Write: func(path string, content io.Reader) error { return replaceFile(path, 0, content) },
+		Write: func(path string, content io.Reader) error { return replaceFile(path, content) },
 	}}
 	t.last.Store(&installed{})
 	return t
-}
-
-func (t *trusted) install(ca, roots []byte) (needsRoots bool, err error) {
-	t.installing.Lock()
-	defer t.installing.Unlock()
-	needsRoots, err = t.store.Install(ca, roots)
-	if errors.Is(err, trust.ErrInvalid) {
-		return false, refuse(guest.CodeInvalid, "%v", err)
-	}
-	t.last.Store(&installed{guest.TrustDigest(ca), t.store.Variables()})
-	return needsRoots, err
 }
 
 func (s *Server) putTrust(r *http.Request) (any, error) {
@@ -49,6 +38,13 @@ func (s *Server) putTrust(r *http.Request) (any, error) {
 	if err := readJSON(r, &req); err != nil {
 		return nil, err
 	}
-	needsRoots, err := s.trust.install([]byte(req.CA), []byte(req.Roots))
+	t := s.trust
+	t.installing.Lock()
+	defer t.installing.Unlock()
+	needsRoots, err := t.store.Install([]byte(req.CA), []byte(req.Roots))
+	if errors.Is(err, trust.ErrInvalid) {
+		return nil, refuse(guest.CodeInvalid, "%v", err)
+	}
+	t.last.Store(&installed{guest.TrustDigest([]byte(req.CA)), t.store.Variables()})
 	return guest.TrustResult{NeedsRoots: needsRoots}, err
 }

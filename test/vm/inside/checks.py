@@ -499,7 +499,7 @@ def documented_change_of_the_sealing_key_works(ctx):
 @check
 def documented_upgrade_works(ctx):
     # The machine has no repository and no compiler, and its image is another one.
-    commands = documented("upgrade", "git pull", "make build", "build-base")
+    commands = documented("upgrade", "git pull", "make build", "images/build")
     assert len(commands) == 4, commands
     follow(*commands)
     until("the node", up)

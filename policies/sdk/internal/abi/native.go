@@ -15,7 +15,6 @@ type Host interface {
 	GetURI(buf []byte) uint32
 	SetURI(uri string)
 	GetProtocolVersion(buf []byte) uint32
-	GetSourceAddr(buf []byte) uint32
 	GetHeaderNames(kind uint32, buf []byte) uint64
 	GetHeaderValues(kind uint32, name string, buf []byte) uint64
 	SetHeaderValue(kind uint32, name, value string)

@@ -44,10 +44,6 @@ func setURI(uri string)
 //go:noescape
 func getProtocolVersion(buf unsafe.Pointer, limit uint32) uint32
 
-//go:wasmimport http_handler get_source_addr
-//go:noescape
-func getSourceAddr(buf unsafe.Pointer, limit uint32) uint32
-
 //go:wasmimport http_handler get_header_names
 //go:noescape
 func getHeaderNames(kind uint32, buf unsafe.Pointer, limit uint32) uint64
@@ -150,7 +146,6 @@ func (node) SetMethod(method string)               { setMethod(method) }
 func (node) GetURI(buf []byte) uint32              { return getURI(at(buf), size(buf)) }
 func (node) SetURI(uri string)                     { setURI(uri) }
 func (node) GetProtocolVersion(buf []byte) uint32  { return getProtocolVersion(at(buf), size(buf)) }
-func (node) GetSourceAddr(buf []byte) uint32       { return getSourceAddr(at(buf), size(buf)) }
 func (node) GetHeaderNames(kind uint32, buf []byte) uint64 {
 	return getHeaderNames(kind, at(buf), size(buf))
 }

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
+)
+
+func (a *app) sessionCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "session",
+		Short: "Shells that keep their state from one command to the next",
+		Long: `Shells that keep their state from one command to the next: working directory, variables,
+functions and options. doze exec --session runs commands in them, one after the other.
+They sleep with their sandbox, and end when it stops.`,
+		Example: `  doze session create shop dev --cwd /srv/shop
+  doze exec --session dev shop -c 'export NODE_ENV=test'
+  doze exec --session dev shop -c 'echo $NODE_ENV; pwd'
+  doze session rm shop dev`,
+	}
+	cmd.AddCommand(a.createSessionCommand(), a.listSessionsCommand(), a.interruptSessionCommand(), a.removeSessionCommand())
+	return cmd
+}
+
+func (a *app) createSessionCommand() *cobra.Command {
+	var req types.OpenSessionRequest
+	var env []string
+	cmd := &cobra.Command{
+		Use:               "create SANDBOX [SESSION]",
+		Short:             "Open a session, and print its id",
+		Long:              "Open a session, and print its id, which is generated if none is given. This wakes the sandbox.",
+		Args:              wants(1, 2),
+		ValidArgsFunction: a.complete(oneSandbox),
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) (err error) {
+			if len(args) > 1 {
+				req.ID = args[1]
+			}
+			if req.Env, err = a.environ(env); err != nil {
+				return err
+			}
+			s, err := node.OpenSession(ctx, args[0], req)
+			return a.print(err, s, "%s", s.ID)
+		}),
+	}
+	cmd.Flags().StringVarP(&req.Cwd, "cwd", "w", "", "working directory at the start")
+	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable KEY=VALUE, or KEY with its value in this shell; may be repeated")
+	return cmd
+}
+
+func (a *app) listSessionsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "ls SANDBOX",
+		Short:             "List the sessions of a sandbox",
+		Long:              "List the sessions of a sandbox, as last known. This never wakes the sandbox.",
+		Args:              wants(1, 1),
+		ValidArgsFunction: a.complete(oneSandbox),
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			sessions, err := node.Sessions(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			heads := []any{"ID", "SHELL", "PID", "STATE", "STARTED", "CWD"}
+			return printTable(a, "sessions", sessions, heads, func(s types.Session) []any {
+				return []any{s.ID, s.Shell, s.PID, sessionState(s), ago(s.StartedAt), s.Cwd}
+			})
+		}),
+	}
+}
+
+// sessionState describes the state of a session, or how it ended.
+func sessionState(s types.Session) string {
+	end := cmp.Or(s.Signal, string(s.Reason))
+	switch {
+	case end != "":
+		return fmt.Sprintf("%s (%s)", s.State, end)
+	case s.ExitCode != nil:
+		return fmt.Sprintf("%s (%d)", s.State, *s.ExitCode)
+	}
+	return string(s.State)
+}
+
+func (a *app) interruptSessionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "interrupt SANDBOX SESSION",
+		Short:             "Interrupt the command that a session runs",
+		Long:              "Interrupt the command that a session runs, as Ctrl-C does. The session goes on.",
+		Args:              wants(2, 2),
+		ValidArgsFunction: a.complete(sessionIDs),
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			s, err := node.InterruptSession(ctx, args[0], args[1])
+			return a.print(err, s, "%s  interrupted", s.ID)
+		}),
+	}
+}
+
+func (a *app) removeSessionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "rm SANDBOX SESSION",
+		Short:             "Close a session",
+		Long:              "Close a session: its shell ends, with all that it started.",
+		Args:              wants(2, 2),
+		ValidArgsFunction: a.complete(sessionIDs),
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			s, err := node.CloseSession(ctx, args[0], args[1])
+			return a.print(err, s, "%s  closed", s.ID)
+		}),
+	}
+}
+
+// sessionFlag lists the sessions of the sandbox that args name.
+func sessionFlag(ctx context.Context, node *client.Client, args []string) []string {
+	if len(args) == 0 {
+		return nil
+	}
+	return sessionIDs(ctx, node, args[:1])
+}
+
+// sessionIDs lists sandboxes, and then the sessions of the named one.
+func sessionIDs(ctx context.Context, node *client.Client, args []string) []string {
+	if len(args) != 1 {
+		return oneSandbox(ctx, node, args)
+	}
+	sessions, _ := node.Sessions(ctx, args[0])
+	return texts(sessions, func(s types.Session) string { return s.ID })
+}

@@ -1,0 +1,430 @@
+package jupyter
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Kind of an Event.
+type Kind int
+
+const (
+	Stdout   Kind = iota + 1 // Text
+	Stderr                   // Text
+	Result                   // Result
+	Clear                    // the output so far is to be removed, now or, with Wait, before the next one
+	Failed                   // Error: the code raised an exception
+	Complete                 // Count: the code has ended
+)
+
+// Event is one thing that the execution of code produced.
+type Event struct {
+	Kind   Kind
+	Text   string
+	Result *Rich
+	Wait   bool
+	Error  *Exception
+	Count  int // of executions of this kernel, from 1; 0 if unknown
+	// Truncated, with Complete: output was dropped.
+	Truncated bool
+}
+
+// Rich is a value in every form that it offers.
+type Rich struct {
+	// Data by MIME type: a JSON string, with base64 for binary types, or any JSON value for types
+	// of JSON.
+	Data     map[string]json.RawMessage
+	Metadata map[string]json.RawMessage
+	// Main: it is the value of the last expression.
+	Main bool
+	// DisplayID names a value that an Event with Update replaces later.
+	DisplayID string
+	Update    bool
+}
+
+// Exception is an error of the code.
+type Exception struct {
+	Name, Message string
+	Traceback     []string // without colors
+}
+
+// Bounds of what one event holds.
+const (
+	maxForms     = 64       // MIME types, or entries of metadata, of one value
+	maxName      = 256      // bytes of a MIME type, a display id, or the name of an exception
+	maxMessage   = 64 << 10 // bytes of the message of an exception
+	maxTraceback = 1000     // lines
+	maxTraced    = 256 << 10
+	// eventCost is what an event without content counts: its memory.
+	eventCost = 128
+)
+
+// Execution is code that a kernel executes.
+type Execution struct {
+	k     *Kernel
+	id    string
+	limit int
+	done  chan struct{} // closed when it has ended
+
+	mu          sync.Mutex // guards:
+	queue       []Event
+	held        int           // bytes in queue
+	changed     chan struct{} // holds one element after a change of the queue or the end
+	discard     bool          // the caller reads no more
+	truncated   bool
+	interrupted bool
+	failed      bool // an exception was published
+	replied     bool
+	idle        bool
+	complete    Event
+	timer       *time.Timer // after the first of the two messages that end it
+}
+
+// Options of an execution.
+type Options struct {
+	// Silent: the code has no results and does not count as an execution.
+	Silent bool
+	// Limit of the bytes that wait to be read by Next. More output is dropped, so that a slow
+	// reader does not stall the kernel.
+	Limit int
+}
+
+// Execute sends code to the kernel. It waits until the kernel has executed the code before it,
+// or ctx ends. The caller reads the events with Next, or calls Discard.
+func (k *Kernel) Execute(ctx context.Context, code string, o Options) (*Execution, error) {
+	select {
+	case k.slot <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-k.done:
+		return nil, k.lost()
+	}
+	x := &Execution{k: k, id: rand.Text(), limit: o.Limit, done: make(chan struct{}), changed: make(chan struct{}, 1)}
+	x.complete.Kind = Complete
+	k.mu.Lock()
+	k.current = x
+	k.mu.Unlock()
+	err := k.request(ctx, x.id, typeExecute, map[string]any{
+		"code": code, "silent": o.Silent, "store_history": !o.Silent, "user_expressions": struct{}{}, "allow_stdin": false, "stop_on_error": false,
+	})
+	if err != nil {
+		x.end()
+		return nil, err
+	}
+	return x, nil
+}
+
+// Idle reports whether the kernel executes no code of this client.
+func (k *Kernel) Idle() bool { return len(k.slot) == 0 }
+
+// Next returns the next event. After Complete it must not be called. Errors: ctx's, ErrLost.
+func (x *Execution) Next(ctx context.Context) (Event, error) {
+	for {
+		if ev, ok := x.dequeue(); ok {
+			return ev, nil
+		}
+		select {
+		case <-x.changed:
+		case <-ctx.Done():
+			return Event{}, ctx.Err()
+		case <-x.k.done:
+			if ev, ok := x.dequeue(); ok {
+				return ev, nil
+			}
+			return Event{}, x.k.lost()
+		}
+	}
+}
+
+// dequeue removes the first event from the queue. The last is Complete.
+func (x *Execution) dequeue() (Event, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(x.queue) > 0 {
+		ev := x.queue[0]
+		x.queue = x.queue[1:]
+		x.held -= ev.size()
+		return ev, true
+	}
+	select {
+	case <-x.done:
+		x.complete.Truncated = x.truncated
+		return x.complete, true
+	default:
+		return Event{}, false
+	}
+}
+
+// Done is closed when the kernel has executed the code.
+func (x *Execution) Done() <-chan struct{} { return x.done }
+
+// Discard drops all further output: the caller does not call Next again.
+func (x *Execution) Discard() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.discard, x.queue, x.held = true, nil, 0
+}
+
+// interrupt makes the end of the execution an exception: some kernels report none.
+func (x *Execution) interrupt() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.interrupted = true
+}
+
+func (x *Execution) truncate() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.truncated = true
+}
+
+// end ends the execution; the kernel accepts the next. Only the first call does anything.
+func (x *Execution) end() {
+	x.mu.Lock()
+	select {
+	case <-x.done:
+		x.mu.Unlock()
+		return
+	default:
+	}
+	if x.interrupted && !x.failed && !x.discard {
+		x.queue = append(x.queue, Event{Kind: Failed, Error: &Exception{Name: "Interrupted", Message: "the code was interrupted", Traceback: []string{}}})
+	}
+	close(x.done)
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	x.mu.Unlock()
+	x.notify()
+	x.k.mu.Lock()
+	x.k.current = nil
+	x.k.mu.Unlock()
+	<-x.k.slot
+}
+
+func (x *Execution) notify() {
+	select {
+	case x.changed <- struct{}{}:
+	default:
+	}
+}
+
+// settle ends the execution when the kernel has replied and has published that it is idle.
+// The one may be lost.
+func (x *Execution) settle() {
+	x.mu.Lock()
+	both := x.replied && x.idle
+	if !both && x.timer == nil {
+		x.timer = time.AfterFunc(lastMessage, x.end)
+	}
+	x.mu.Unlock()
+	if both {
+		x.end()
+	}
+}
+
+func (x *Execution) onReply(m Message) error {
+	var reply struct {
+		Count int `json:"execution_count"`
+	}
+	if err := decodeContent(m, &reply); err != nil {
+		return err
+	}
+	x.mu.Lock()
+	x.complete.Count, x.replied = max(0, reply.Count), true
+	x.mu.Unlock()
+	x.settle()
+	return nil
+}
+
+func (x *Execution) onPublished(m Message) error {
+	switch m.Header.Type {
+	case typeStatus:
+		var status struct {
+			State string `json:"execution_state"`
+		}
+		if err := decodeContent(m, &status); err != nil {
+			return err
+		}
+		if status.State == "idle" {
+			x.mu.Lock()
+			x.idle = true
+			x.mu.Unlock()
+			x.settle()
+		}
+	case typeStream:
+		var stream struct{ Name, Text string }
+		if err := decodeContent(m, &stream); err != nil {
+			return err
+		}
+		kind := Stdout
+		if stream.Name == "stderr" {
+			kind = Stderr
+		}
+		if stream.Text != "" {
+			x.add(Event{Kind: kind, Text: stream.Text})
+		}
+	case typeResult, typeDisplay, typeUpdate:
+		rich, err := richOf(m)
+		if err != nil {
+			return err
+		}
+		x.add(Event{Kind: Result, Result: rich})
+	case typeClear:
+		var clear struct{ Wait bool }
+		if err := decodeContent(m, &clear); err != nil {
+			return err
+		}
+		x.add(Event{Kind: Clear, Wait: clear.Wait})
+	case typeError:
+		var raised struct {
+			Name      string   `json:"ename"`
+			Value     string   `json:"evalue"`
+			Traceback []string `json:"traceback"`
+		}
+		if err := decodeContent(m, &raised); err != nil {
+			return err
+		}
+		x.add(Event{Kind: Failed, Error: exceptionOf(raised.Name, raised.Value, raised.Traceback)})
+	}
+	return nil
+}
+
+// decodeContent decodes the content of a message, with replacements for invalid UTF-8.
+func decodeContent(m Message, to any) error {
+	if err := json.Unmarshal(bytes.ToValidUTF8(m.Content, []byte("\uFFFD")), to); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrMalformed, cut(m.Header.Type, maxName), err)
+	}
+	return nil
+}
+
+func richOf(m Message) (*Rich, error) {
+	var value struct {
+		Data      map[string]json.RawMessage `json:"data"`
+		Metadata  map[string]json.RawMessage `json:"metadata"`
+		Transient struct {
+			DisplayID string `json:"display_id"`
+		} `json:"transient"`
+	}
+	if err := decodeContent(m, &value); err != nil {
+		return nil, err
+	}
+	if len(value.Data) > maxForms || len(value.Metadata) > maxForms {
+		return nil, fmt.Errorf("%w: a value has more than %d forms", ErrMalformed, maxForms)
+	}
+	for mime, data := range value.Data {
+		if len(mime) > maxName {
+			return nil, fmt.Errorf("%w: a MIME type has %d bytes", ErrMalformed, len(mime))
+		}
+		if strings.HasPrefix(mime, "image/") {
+			value.Data[mime] = withoutNewlines(data)
+		}
+	}
+	return &Rich{
+		Data: value.Data, Metadata: value.Metadata, Main: m.Header.Type == typeResult,
+		DisplayID: cut(value.Transient.DisplayID, maxName), Update: m.Header.Type == typeUpdate,
+	}, nil
+}
+
+// withoutNewlines removes the newlines of base64, which kernels add at its end or in each line.
+func withoutNewlines(data json.RawMessage) json.RawMessage {
+	if bytes.HasPrefix(data, []byte(`"<`)) { // the text of an SVG
+		return data
+	}
+	return bytes.ReplaceAll(data, []byte(`\n`), nil)
+}
+
+// colors are the escape sequences of terminals in tracebacks.
+var colors = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
+
+func exceptionOf(name, message string, traceback []string) *Exception {
+	e := &Exception{Name: cut(name, maxName), Message: cut(message, maxMessage), Traceback: []string{}}
+	left := maxTraced
+	for _, entry := range traceback {
+		for line := range strings.SplitSeq(colors.ReplaceAllString(entry, ""), "\n") {
+			if left -= len(line) + 1; left < 0 || len(e.Traceback) == maxTraceback {
+				return e
+			}
+			e.Traceback = append(e.Traceback, line)
+		}
+	}
+	return e
+}
+
+// cut returns the beginning of s, at most n bytes, without a part of a rune.
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "")
+}
+
+// Size returns the memory that the value takes, in bytes.
+func (r *Rich) Size() int {
+	n := len(r.DisplayID)
+	for _, forms := range []map[string]json.RawMessage{r.Data, r.Metadata} {
+		for name, data := range forms {
+			n += eventCost + len(name) + len(data)
+		}
+	}
+	return n
+}
+
+// size returns what an event counts in the limit.
+func (ev *Event) size() int {
+	n := eventCost + len(ev.Text)
+	if ev.Result != nil {
+		n += ev.Result.Size()
+	}
+	if ev.Error != nil {
+		n += len(ev.Error.Name) + len(ev.Error.Message)
+		for _, line := range ev.Error.Traceback {
+			n += eventCost + len(line)
+		}
+	}
+	return n
+}
+
+// errorReserve is what an exception may exceed the limit by, so that the reason is not dropped
+// with the output.
+const errorReserve = maxName + maxMessage + maxTraced + (maxTraceback+1)*eventCost
+
+// add queues an event, or drops it, whole or in part, if the reader is too far behind.
+func (x *Execution) add(ev Event) {
+	defer x.notify()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.failed = x.failed || ev.Kind == Failed
+	if x.discard {
+		return
+	}
+	limit := x.limit
+	if ev.Kind == Failed {
+		limit += errorReserve
+	}
+	if size := ev.size(); x.held+size > limit {
+		x.truncated = true
+		if room := limit - x.held - eventCost; ev.Text != "" && room > 0 {
+			ev.Text = cut(ev.Text, room)
+		} else {
+			return
+		}
+	}
+	if last := len(x.queue) - 1; ev.Text != "" && last >= 0 && x.queue[last].Kind == ev.Kind && len(x.queue[last].Text)+len(ev.Text) <= maxJoined {
+		x.queue[last].Text += ev.Text
+		x.held += len(ev.Text)
+		return
+	}
+	x.queue = append(x.queue, ev)
+	x.held += ev.size()
+}
+
+// maxJoined bounds the text of events that are joined while the reader is behind.
+const maxJoined = 64 << 10

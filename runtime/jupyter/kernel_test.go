@@ -1,0 +1,166 @@
+package jupyter_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/quota"
+	"github.com/doze-run/doze/runtime/jupyter"
+	"github.com/doze-run/doze/runtime/jupyter/jupytertest"
+	"github.com/doze-run/doze/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// serve starts a fake kernel, which ends with the test.
+func serve(t *testing.T) jupyter.Connection {
+	c := jupyter.NewConnection(jupytertest.Ports(t))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- jupytertest.New(c).Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) && !errors.Is(err, jupytertest.ErrExit) {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func TestFakeKernelConforms(t *testing.T) {
+	jupytertest.Run(t, jupytertest.Fake, func(t *testing.T) *jupyter.Kernel { return jupytertest.Connect(t, serve(t)) })
+}
+
+func TestLostKernelEndsTheExecution(t *testing.T) {
+	k := jupytertest.Connect(t, serve(t))
+	x, err := k.Execute(t.Context(), "print before\nexit", jupyter.Options{Limit: 1 << 10})
+	testkit.NoError(t, "Execute", err)
+	if ev, err := x.Next(testkit.Context(t)); err != nil || ev.Text != "before\n" {
+		t.Errorf("%+v, error %v", ev, err)
+	}
+	_, err = x.Next(testkit.Context(t))
+	testkit.ErrorIs(t, "Next", err, jupyter.ErrLost)
+	_, err = k.Execute(t.Context(), "value 2", jupyter.Options{})
+	testkit.ErrorIs(t, "Execute", err, jupyter.ErrLost)
+}
+
+func TestSecondClientFindsTheStateOfTheFirst(t *testing.T) {
+	c := serve(t)
+	first := jupytertest.Connect(t, c)
+	jupytertest.Execute(t, first, "set x 7")
+	first.Close()
+	events := jupytertest.Execute(t, jupytertest.Connect(t, c), "get x")
+	if got := string(events[0].Result.Data["text/plain"]); got != `"7"` {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestMessageBeyondTheBudgetIsDropped(t *testing.T) {
+	c := serve(t)
+	budget := quota.New(512 << 10)
+	jupytertest.Connect(t, c) // listens
+	k, err := jupyter.Connect(testkit.Context(t), c, jupytertest.Dial, budget)
+	testkit.NoError(t, "Connect", err)
+	defer k.Close()
+	for _, size := range []struct {
+		code      string
+		truncated bool
+	}{{"big 300000", false}, {"big 600000", true}, {"big 300000", false}} {
+		x, err := k.Execute(t.Context(), size.code, jupyter.Options{Limit: 1 << 20})
+		testkit.NoError(t, "Execute", err)
+		results := 0
+		for {
+			ev, err := x.Next(testkit.Context(t))
+			testkit.NoError(t, "Next", err)
+			if ev.Kind == jupyter.Result {
+				results++
+			}
+			if ev.Kind == jupyter.Complete {
+				if ev.Truncated != size.truncated || (results == 0) != size.truncated {
+					t.Errorf("%s: %+v with %d results", size.code, ev, results)
+				}
+				break
+			}
+		}
+	}
+	k.Close()
+	if used := budget.Used(); used != 0 {
+		t.Errorf("%d bytes are still in use", used)
+	}
+}
+
+func TestKernelWithAnotherKeyIsRefused(t *testing.T) {
+	c := serve(t)
+	jupytertest.Connect(t, c)
+	c.Key = "another"
+	_, err := jupyter.Connect(testkit.Context(t), c, jupytertest.Dial, nil)
+	testkit.ErrorIs(t, "Connect", err, jupyter.ErrLost) // a kernel drops it
+}
+
+func TestSignatureCoversEveryPart(t *testing.T) {
+	key := jupyter.Signer("key")
+	message := jupyter.Message{
+		Header: jupyter.NewHeader("1", "s", "stream"), Parent: jupyter.NewHeader("0", "s", "execute_request"), Content: json.RawMessage(`{"text":"x"}`),
+	}
+	encode := func() [][]byte {
+		frames, err := key.Encode(message)
+		testkit.NoError(t, "Encode", err)
+		return append([][]byte{[]byte("identity")}, frames...)
+	}
+	got, identities, err := key.Decode(encode())
+	testkit.NoError(t, "Decode", err)
+	testkit.Diff(t, "message", got, message)
+	if len(identities) != 1 || string(identities[0]) != "identity" {
+		t.Errorf("identities %q", identities)
+	}
+	for i := 2; i < 7; i++ {
+		frames := encode()
+		frames[i] = append([]byte(" "), frames[i]...)
+		_, _, err := key.Decode(frames)
+		testkit.ErrorIs(t, "Decode", err, jupyter.ErrSignature)
+	}
+	frames := encode()
+	_, _, err = key.Decode(frames[:6])
+	testkit.ErrorIs(t, "Decode", err, jupyter.ErrMalformed)
+}
+
+// No publication of a kernel breaks the client, and the client holds a bounded part of it.
+func FuzzPublications(f *testing.F) {
+	for _, seed := range []struct{ kind, content string }{
+		{"stream", `{"name":"stdout","text":"x"}`},
+		{"stream", "{\"name\":\"stderr\",\"text\":\"\xff\"}"},
+		{"display_data", `{"data":{"image/png":"aGk=\n","application/json":{"a":[1]}},"metadata":{"m":1},"transient":{"display_id":"d"}}`},
+		{"execute_result", `{"data":null}`},
+		{"error", `{"ename":"E","evalue":"v","traceback":["\u001b[31ma\nb"]}`},
+		{"clear_output", `{"wait":true}`},
+		{"status", `{"execution_state":"idle"}`},
+	} {
+		f.Add(seed.kind, []byte(seed.content))
+	}
+	f.Fuzz(func(t *testing.T, kind string, content []byte) {
+		const limit = 4 << 10
+		events, err := jupyter.Publications(limit, kind, content, 3)
+		if err != nil && !errors.Is(err, jupyter.ErrMalformed) {
+			t.Fatalf("error %v", err)
+		}
+		size := 0
+		for _, ev := range events {
+			b, err := json.Marshal(ev)
+			if err != nil {
+				t.Fatalf("%+v: %v", ev, err)
+			}
+			if ev.Error != nil && strings.Contains(strings.Join(ev.Error.Traceback, ""), "\x1b[31m") {
+				t.Errorf("colors in %q", ev.Error.Traceback)
+			}
+			if ev.Kind != jupyter.Failed {
+				size += len(b) / 6 // of an escaped byte
+			}
+		}
+		if size > limit {
+			t.Errorf("%d bytes are held", size)
+		}
+	})
+}

@@ -1,0 +1,224 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// Bounds of the sessions that the node stores. They take less than 240 KiB of the sandbox's
+// record.
+const (
+	maxSessions      = 144 // more than a guest runs
+	maxEndedSessions = 16  // whose shell has ended by itself, as many as the guest remembers
+)
+
+// Session is a session as last known.
+type Session struct {
+	guest.Session
+	// Reason is why its sandbox stopped while the shell ran; set with guest.ProcessLost.
+	Reason StateReason `json:"reason,omitempty"`
+}
+
+// SessionError: a sandbox does not have a session with that id, or the session has ended. It
+// is ErrNotFound.
+type SessionError struct {
+	Session string   // as in the call
+	Known   *Session // that has ended
+}
+
+func (e *SessionError) Error() string {
+	switch {
+	case e.Known == nil:
+		return fmt.Sprintf("the sandbox has no session %q", e.Session)
+	case e.Known.State == guest.ProcessLost:
+		return fmt.Sprintf("the session %s ended when its sandbox stopped (%s)", e.Session, e.Known.Reason)
+	}
+	return fmt.Sprintf("the session %s %s", e.Session, e.Known.Ending())
+}
+
+func (e *SessionError) Unwrap() error { return ErrNotFound }
+
+// Session returns the session with that id, as last known. Errors: *SessionError.
+func (sb *Sandbox) Session(id string) (Session, error) {
+	for _, s := range sb.Sessions {
+		if s.ID == id {
+			return s, nil
+		}
+	}
+	return Session{}, &SessionError{Session: cutText(id, maxEventText)}
+}
+
+// CheckSession returns *SessionError if it is certain, without waking the sandbox, that the
+// session cannot execute commands.
+func (sb *Sandbox) CheckSession(id string) error {
+	s, err := sb.Session(id)
+	switch {
+	case err == nil && s.State != guest.ProcessRunning:
+		return &SessionError{Session: s.ID, Known: &s}
+	case sb.State == StateStopped:
+		return err
+	}
+	return nil
+}
+
+// OpenSession wakes the sandbox and starts a shell. Errors of the guest come as *guest.Error.
+func (m *Manager) OpenSession(ctx context.Context, id ID, spec guest.SessionSpec) (Session, error) {
+	lease, err := m.Acquire(ctx, id, CauseSession)
+	if err != nil {
+		return Session{}, err
+	}
+	defer lease.Release()
+	s, err := lease.b.guest.OpenSession(ctx, spec)
+	if err == nil {
+		lease.b.noteSession(s)
+	}
+	return Session{Session: s}, err
+}
+
+// InterruptSession sends SIGINT to the command that the session executes, if any. It wakes the
+// sandbox unless the session has ended. Errors: *SessionError.
+func (m *Manager) InterruptSession(ctx context.Context, id ID, session string) (Session, error) {
+	return m.onSession(ctx, id, session, func(b *liveSandbox) (guest.Session, error) {
+		return b.guest.InterruptSession(ctx, session)
+	})
+}
+
+// CloseSession ends the shell of a session and everything that it started: SIGHUP and SIGTERM,
+// SIGKILL after a grace. It wakes the sandbox unless the session has ended with it. Errors:
+// *SessionError.
+func (m *Manager) CloseSession(ctx context.Context, id ID, session string) (Session, error) {
+	b, err := m.live(id)
+	if err != nil {
+		return Session{}, err
+	}
+	known, err := b.view.Load().Session(session)
+	if err != nil {
+		return Session{}, err
+	}
+	if known.State == guest.ProcessLost {
+		b.forgetSession(session)
+		return known, nil
+	}
+	lease, err := m.Acquire(ctx, id, CauseSession)
+	if err != nil {
+		return Session{}, err
+	}
+	defer lease.Release()
+	s, err := b.guest.CloseSession(ctx, session, stopProcessGrace)
+	switch {
+	case isMissingSession(err): // it has ended meanwhile and was forgotten
+	case err != nil:
+		return Session{}, err
+	default:
+		known.Session = s
+	}
+	b.forgetSession(session)
+	return known, nil
+}
+
+// onSession calls f with a running sandbox whose session may run.
+func (m *Manager) onSession(ctx context.Context, id ID, session string, f func(*liveSandbox) (guest.Session, error)) (Session, error) {
+	b, err := m.live(id)
+	if err != nil {
+		return Session{}, err
+	}
+	if err := b.view.Load().CheckSession(session); err != nil {
+		return Session{}, err
+	}
+	lease, err := m.Acquire(ctx, id, CauseSession)
+	if err != nil {
+		return Session{}, err
+	}
+	defer lease.Release()
+	s, err := f(b)
+	if isMissingSession(err) {
+		err = &SessionError{Session: cutText(session, maxEventText)}
+	}
+	return Session{Session: s}, err
+}
+
+func isMissingSession(err error) bool {
+	refused, ok := errors.AsType[*guest.Error](err)
+	return ok && refused.Code == guest.CodeNoSession
+}
+
+func (b *liveSandbox) forgetSession(id string) {
+	b.change(func(sb *Sandbox) { sb.Sessions = withoutSession(sb.Sessions, id) })
+	b.m.journal.dirty(b)
+}
+
+// forgetSessionsExcept forgets the sessions that the guest no longer knows. Those that were lost with
+// an earlier guest stay.
+func (b *liveSandbox) forgetSessionsExcept(ids []string) {
+	b.change(func(sb *Sandbox) {
+		sb.Sessions = slices.DeleteFunc(slices.Clone(sb.Sessions), func(s Session) bool {
+			return s.State != guest.ProcessLost && !slices.Contains(ids, s.ID)
+		})
+	})
+	b.m.journal.dirty(b)
+}
+
+func withoutSession(list []Session, id string) []Session {
+	return slices.DeleteFunc(slices.Clone(list), func(s Session) bool { return s.ID == id })
+}
+
+// noteSession stores a session as last known.
+func (b *liveSandbox) noteSession(s guest.Session) {
+	s.ID, s.Shell, s.Cwd = cutText(s.ID, maxEventText), cutText(s.Shell, maxEventText), cutText(s.Cwd, maxEventText)
+	s.Command, s.Signal = cutText(s.Command, maxEventText), cutText(s.Signal, maxEventText)
+	b.change(func(sb *Sandbox) {
+		if old, err := sb.Session(s.ID); err == nil && staleSession(s, old) {
+			return
+		}
+		list := withoutSession(sb.Sessions, s.ID)
+		if !s.Closed {
+			list = newestSessions(append(list, Session{Session: s}))
+		}
+		sb.Sessions = list
+	})
+	b.m.journal.dirty(b)
+}
+
+// staleSession reports whether s is older than old: the response to a request can arrive
+// after the event of the end.
+func staleSession(s guest.Session, old Session) bool {
+	return s.StartedAt.Before(old.StartedAt) ||
+		s.StartedAt.Equal(old.StartedAt) && s.State == guest.ProcessRunning && old.State != guest.ProcessRunning
+}
+
+// newestSessions drops the oldest sessions beyond the bounds, first of those that have ended.
+func newestSessions(list []Session) []Session {
+	ended := 0
+	for _, s := range list {
+		if s.State == guest.ProcessExited {
+			ended++
+		}
+	}
+	surplus := len(list) - maxSessions
+	list = slices.DeleteFunc(list, func(s Session) bool {
+		if s.State == guest.ProcessRunning || surplus <= 0 && (s.State != guest.ProcessExited || ended <= maxEndedSessions) {
+			return false
+		}
+		if s.State == guest.ProcessExited {
+			ended--
+		}
+		surplus--
+		return true
+	})
+	return list[max(0, len(list)-maxSessions):]
+}
+
+// lostSessions are the sessions of a sandbox that has stopped: those whose shell ran are lost.
+func lostSessions(list []Session, reason StateReason) []Session {
+	list = slices.Clone(list)
+	for i := range list {
+		if list[i].State == guest.ProcessRunning {
+			list[i].State, list[i].Reason = guest.ProcessLost, reason
+		}
+	}
+	return list
+}

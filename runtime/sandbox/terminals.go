@@ -1,0 +1,213 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// maxTerminals bounds the terminals that the node stores: more than a guest runs. They take less
+// than 160 KiB of the sandbox's record.
+const maxTerminals = 144
+
+// Terminal is a terminal as last known.
+type Terminal struct {
+	guest.Terminal
+	// Reason is why its sandbox has stopped; empty for a terminal of its present run.
+	Reason StateReason `json:"reason,omitempty"`
+}
+
+// TerminalError: a sandbox does not have a terminal with that id, or no longer since it has
+// stopped. It is ErrNotFound.
+type TerminalError struct {
+	Terminal string      // as in the call
+	Reason   StateReason // why the sandbox stopped; empty if the id is unknown
+}
+
+func (e *TerminalError) Error() string {
+	if e.Reason == "" {
+		return fmt.Sprintf("the sandbox has no terminal %q", e.Terminal)
+	}
+	return fmt.Sprintf("the terminal %s has ended, because its sandbox stopped (%s)", e.Terminal, e.Reason)
+}
+
+func (e *TerminalError) Unwrap() error { return ErrNotFound }
+
+// Terminal returns the terminal with that id, as last known. Errors: *TerminalError.
+func (sb *Sandbox) Terminal(id string) (Terminal, error) {
+	for _, t := range sb.Terminals {
+		if t.ID == id {
+			return t, nil
+		}
+	}
+	return Terminal{}, &TerminalError{Terminal: cutText(id, maxEventText)}
+}
+
+// OpenTerminal wakes the sandbox and starts a program on a terminal, unless its session is
+// known to have ended. Errors: *SessionError; errors of the guest come as *guest.Error.
+func (m *Manager) OpenTerminal(ctx context.Context, id ID, spec guest.TerminalSpec) (guest.Terminal, error) {
+	if spec.Session != "" {
+		if err := m.checkSession(id, spec); err != nil {
+			return guest.Terminal{}, err
+		}
+	}
+	lease, err := m.Acquire(ctx, id, CauseTerminal)
+	if err != nil {
+		return guest.Terminal{}, err
+	}
+	defer lease.Release()
+	t, err := lease.b.guest.OpenTerminal(ctx, spec)
+	if err == nil {
+		lease.b.noteTerminal(t)
+	}
+	if isMissingSession(err) {
+		err = &SessionError{Session: cutText(spec.Session, maxEventText)}
+	}
+	return t, err
+}
+
+// checkSession returns *SessionError if it is certain that the session of a new terminal has ended.
+// A terminal that runs does not need it.
+func (m *Manager) checkSession(id ID, spec guest.TerminalSpec) error {
+	b, err := m.live(id)
+	if err != nil {
+		return err
+	}
+	sb := b.view.Load()
+	if t, err := sb.Terminal(spec.ID); err == nil && t.State == guest.ProcessRunning {
+		return nil
+	}
+	return sb.CheckSession(spec.Session)
+}
+
+// AttachTerminal wakes the sandbox if it is asleep, and connects to a terminal: see
+// guest.Client.AttachTerminal. A stopped sandbox has no terminals, and is not woken. The stream may
+// outlive the caller's lease; while the sandbox is asleep it is silent. Errors: *TerminalError,
+// *guest.Error.
+func (m *Manager) AttachTerminal(ctx context.Context, id ID, terminal string, since int64) (*guest.TerminalStream, error) {
+	return onTerminal(ctx, m, id, terminal, func(b *liveSandbox) (*guest.TerminalStream, error) {
+		return b.guest.AttachTerminal(ctx, terminal, since)
+	})
+}
+
+// CloseTerminal ends the program of a terminal with everything that it started: SIGHUP, then
+// SIGTERM, and SIGKILL after a grace. It wakes the sandbox if it is asleep. Errors: *TerminalError.
+func (m *Manager) CloseTerminal(ctx context.Context, id ID, terminal string) (Terminal, error) {
+	b, err := m.live(id)
+	if err != nil {
+		return Terminal{}, err
+	}
+	known, err := b.view.Load().Terminal(terminal)
+	if err != nil {
+		return Terminal{}, err
+	}
+	t, err := onTerminal(ctx, m, id, terminal, func(b *liveSandbox) (guest.Terminal, error) {
+		return b.guest.CloseTerminal(ctx, terminal, stopProcessGrace)
+	})
+	_, missing := errors.AsType[*TerminalError](err)
+	switch {
+	case err == nil:
+		known.Terminal = t
+	case !missing: // otherwise it has ended meanwhile
+		return Terminal{}, err
+	}
+	b.forgetTerminal(terminal)
+	return known, nil
+}
+
+// onTerminal calls do with a sandbox that is awake and may have the terminal. It does not start
+// the container of one that has stopped.
+func onTerminal[T any](ctx context.Context, m *Manager, id ID, terminal string, do func(*liveSandbox) (T, error)) (none T, err error) {
+	b, err := m.live(id)
+	if err != nil {
+		return none, err
+	}
+	if known, err := b.view.Load().Terminal(terminal); err == nil && known.Reason != "" {
+		return none, b.missingTerminal(terminal)
+	}
+	lease, err := m.Rouse(ctx, id, CauseTerminal)
+	if errors.Is(err, ErrNotRunning) {
+		return none, b.missingTerminal(terminal)
+	}
+	if err != nil {
+		return none, err
+	}
+	defer lease.Release()
+	result, err := do(b)
+	if refused, ok := errors.AsType[*guest.Error](err); ok && refused.Code == guest.CodeNoTerminal {
+		err = b.missingTerminal(terminal)
+		if known, _ := b.view.Load().Terminal(terminal); known.Reason == "" {
+			b.forgetTerminal(terminal)
+		}
+	}
+	return result, err
+}
+
+// missingTerminal returns the error of a terminal that the sandbox does not have, or no longer.
+func (b *liveSandbox) missingTerminal(id string) error {
+	known, _ := b.view.Load().Terminal(id)
+	return &TerminalError{Terminal: cutText(id, maxEventText), Reason: known.Reason}
+}
+
+func (b *liveSandbox) forgetTerminal(id string) {
+	b.change(func(sb *Sandbox) { sb.Terminals = withoutTerminal(sb.Terminals, id) })
+	b.m.journal.dirty(b)
+}
+
+func withoutTerminal(list []Terminal, id string) []Terminal {
+	return slices.DeleteFunc(slices.Clone(list), func(t Terminal) bool { return t.ID == id })
+}
+
+// noteTerminal stores a terminal as last known.
+func (b *liveSandbox) noteTerminal(t guest.Terminal) {
+	t.ID, t.Command, t.Signal = cutText(t.ID, maxEventText), cutText(t.Command, maxEventText), cutText(t.Signal, maxEventText)
+	b.change(func(sb *Sandbox) {
+		if old, err := sb.Terminal(t.ID); err == nil && staleTerminal(t, old) {
+			return
+		}
+		list := withoutTerminal(sb.Terminals, t.ID)
+		if !t.Closed {
+			list = newestTerminals(append(list, Terminal{Terminal: t}))
+		}
+		sb.Terminals = list
+	})
+	b.m.journal.dirty(b)
+}
+
+// staleTerminal reports whether t is older than old: the response to a request can arrive
+// after the event of the end.
+func staleTerminal(t guest.Terminal, old Terminal) bool {
+	return t.StartedAt.Before(old.StartedAt) ||
+		t.StartedAt.Equal(old.StartedAt) && t.State == guest.ProcessRunning && old.State != guest.ProcessRunning
+}
+
+// newestTerminals sorts terminals by their start and drops the oldest beyond maxTerminals, first of
+// those that have ended.
+func newestTerminals(list []Terminal) []Terminal {
+	slices.SortStableFunc(list, func(a, b Terminal) int { return a.StartedAt.Compare(b.StartedAt) })
+	surplus := len(list) - maxTerminals
+	list = slices.DeleteFunc(list, func(t Terminal) bool {
+		if surplus <= 0 || t.State == guest.ProcessRunning {
+			return false
+		}
+		surplus--
+		return true
+	})
+	return list[max(0, len(list)-maxTerminals):]
+}
+
+// lostTerminals are the terminals of a sandbox that has stopped.
+func lostTerminals(list []Terminal, reason StateReason) []Terminal {
+	list = slices.Clone(list)
+	for i := range list {
+		if list[i].State == guest.ProcessRunning {
+			list[i].State = guest.ProcessLost
+		}
+		list[i].Reason = cmp.Or(list[i].Reason, reason)
+	}
+	return list
+}

@@ -1,0 +1,241 @@
+//go:build integration
+
+package e2e
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
+)
+
+// run executes code in a context.
+func (b *box) run(name, code string) types.CodeResult {
+	b.t.Helper()
+	r, err := b.node.API.RunCode(testkit.Context(b.t), b.id, client.RunCodeRequest{Context: name, Code: code})
+	if err != nil {
+		b.t.Fatalf("%s: %v", code, err)
+	}
+	return r
+}
+
+// value executes code and returns the text of the value of its last expression.
+func (b *box) value(name, code string) string {
+	b.t.Helper()
+	r := b.run(name, code)
+	if r.Exception != nil {
+		b.t.Errorf("%s: %+v", code, *r.Exception)
+	}
+	for _, v := range r.Results {
+		if v.Main {
+			return v.Data["text/plain"].(string)
+		}
+	}
+	b.t.Errorf("%s: no value in %+v", code, r)
+	return ""
+}
+
+// begin executes code that prints "on", and returns when it has. The channel gets the result.
+func (b *box) begin(ctx context.Context, name, code string) <-chan types.CodeResult {
+	b.t.Helper()
+	on, result := make(chan struct{}), make(chan types.CodeResult, 1)
+	go func() {
+		defer close(result)
+		var r types.CodeResult
+		end, err := b.node.API.RunCodeStream(ctx, b.id, client.RunCodeRequest{Context: name, Code: code}, client.CodeEvents{
+			Stdout: func(data []byte) error {
+				if r.Stdout == "" {
+					close(on)
+				}
+				r.Stdout += string(data)
+				return nil
+			},
+			Exception: func(e types.CodeException) error { r.Exception = &e; return nil },
+			Result:    func(v types.CodeValue) error { r.Results = append(r.Results, v); return nil },
+		})
+		if err != nil {
+			if ctx.Err() == nil {
+				b.t.Error(err)
+			}
+			return
+		}
+		r.CodeEnd = end
+		result <- r
+	}()
+	testkit.Closed(b.t, "the code's first output", on)
+	return result
+}
+
+func (b *box) wantContextLost(err error, detail string) {
+	b.t.Helper()
+	if p, ok := errors.AsType[*problem.Problem](err); !ok || p.Code != problem.ContextLost || p.Status != 410 || !strings.Contains(p.Detail, detail) {
+		b.t.Errorf("error %v, want %s with %q", err, problem.ContextLost, detail)
+	}
+}
+
+func TestPythonContext(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t, image("python"))
+	t.Run("StatePersists", func(t *testing.T) {
+		b.run("python", "import math\nx = 6")
+		if got := b.value("python", "x * 7"); got != "42" {
+			t.Errorf("got %s", got)
+		}
+		if got := b.value("python", "import asyncio\nawait asyncio.sleep(0.01, result=x)"); got != "6" {
+			t.Errorf("await: %s", got)
+		}
+	})
+	t.Run("PlotIsAPictureWithoutShow", func(t *testing.T) {
+		r := b.run("python", "import matplotlib.pyplot as plt\nplt.plot([1, 2, 4])")
+		var png string
+		for _, v := range r.Results {
+			if data, ok := v.Data["image/png"].(string); ok {
+				png = data
+			}
+		}
+		if b, err := base64.StdEncoding.DecodeString(png); err != nil || !strings.HasPrefix(string(b), "\x89PNG") {
+			t.Errorf("no picture in %+v, %v", r, err)
+		}
+		r = b.run("python", "%config InlineBackend.figure_formats = ['svg']\nplt.plot([1, 2]); None")
+		if len(r.Results) != 1 || !strings.Contains(r.Results[0].Data["image/svg+xml"].(string), "<svg") {
+			t.Errorf("no SVG in %+v", r)
+		}
+	})
+	t.Run("ValueHasEveryForm", func(t *testing.T) {
+		r := b.run("python", "import pandas\npandas.DataFrame({'a': [7]})")
+		if len(r.Results) != 1 || !strings.Contains(r.Results[0].Data["text/html"].(string), "<td>7</td>") || !strings.Contains(r.Results[0].Data["text/plain"].(string), "7") {
+			t.Errorf("got %+v", r)
+		}
+		r = b.run("python", "from IPython.display import *\ndisplay(JSON({'a': [1]}), Markdown('**m**'), Latex('$x$'))")
+		forms := map[string]any{}
+		for _, v := range r.Results {
+			for mime, data := range v.Data {
+				forms[mime] = data
+			}
+		}
+		if object, _ := forms["application/json"].(map[string]any); object["a"] == nil || forms["text/markdown"] != "**m**" || forms["text/latex"] != "$x$" {
+			t.Errorf("got %+v", forms)
+		}
+	})
+	t.Run("ExceptionHasItsTraceback", func(t *testing.T) {
+		r := b.run("python", "def f():\n    return 1 / 0\nf()")
+		if e := r.Exception; e == nil || e.Name != "ZeroDivisionError" || e.Message != "division by zero" || !strings.Contains(strings.Join(e.Traceback, "\n"), "return 1 / 0") {
+			t.Errorf("got %+v", r)
+		}
+	})
+	t.Run("ClearedOutputIsNotReturned", func(t *testing.T) {
+		r := b.run("python", "from IPython.display import clear_output\nfor i in range(3):\n    print(i)\n    clear_output(wait=True)\nprint('end')")
+		if r.Stdout != "end\n" {
+			t.Errorf("got %q", r.Stdout)
+		}
+	})
+	t.Run("OutputOf100MBIsBounded", func(t *testing.T) {
+		r := b.run("python", "for _ in range(100): print('x' * 1_000_000)\n'end'")
+		if !r.Truncated || len(r.Stdout) > 4<<20 || r.Exception != nil {
+			t.Errorf("%d bytes, truncated %v, %v", len(r.Stdout), r.Truncated, r.Exception)
+		}
+		if got := b.value("python", "x"); got != "6" {
+			t.Errorf("then %s", got)
+		}
+	})
+	t.Run("InterruptEndsALoop", func(t *testing.T) {
+		result := b.begin(testkit.Context(t), "python", "print('on', flush=True)\nwhile True: pass")
+		_, err := n.API.InterruptContext(testkit.Context(t), b.id, "python")
+		testkit.NoError(t, "InterruptContext", err)
+		if r := testkit.Receive(t, "the result", result); r.Exception == nil || r.Exception.Name != "KeyboardInterrupt" {
+			t.Errorf("got %+v", r)
+		}
+		r, err := n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "import subprocess\nsubprocess.run(['sleep', '1000'])", Timeout: types.Duration(time.Second)})
+		if err != nil || !r.TimedOut || r.Exception == nil {
+			t.Errorf("%+v, %v", r, err)
+		}
+		ctx, leave := context.WithCancel(testkit.Context(t))
+		left := b.begin(ctx, "python", "print('on', flush=True)\nwhile True: pass")
+		leave()
+		<-left
+		if got := b.value("python", "x"); got != "6" {
+			t.Errorf("after the client has left: %s", got)
+		}
+	})
+	t.Run("CodeGoesOnAfterSleep", func(t *testing.T) {
+		result := b.begin(testkit.Context(t), "python", "import os, time\nprint('on', flush=True)\nwhile not os.path.exists('/tmp/go'): time.sleep(0.01)\nx + 1")
+		_, err := n.API.ForceSleep(testkit.Context(t), b.id)
+		testkit.NoError(t, "ForceSleep", err)
+		if list, err := n.API.Contexts(testkit.Context(t), b.id); err != nil || len(list) != 1 || b.state() != types.StateAsleep {
+			t.Errorf("contexts %+v, %v, in state %s", list, err, b.state())
+		}
+		b.exec("touch /tmp/go")
+		if r := testkit.Receive(t, "the result", result); len(r.Results) != 1 || r.Results[0].Data["text/plain"] != "7" {
+			t.Errorf("got %+v", r)
+		}
+	})
+	t.Run("PortsOfTheInterpreterAreNotListed", func(t *testing.T) {
+		b.run("python", "import socket\ns = socket.create_server(('127.0.0.1', 8123))")
+		testkit.Eventually(t, "the port of the code is listed alone", func() bool {
+			list, err := n.API.Ports(testkit.Context(t), b.id)
+			return err == nil && len(list.Listening) == 1 && list.Listening[0].Port == 8123
+		})
+	})
+	t.Run("KilledInterpreterIsReported", func(t *testing.T) {
+		_, err := n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "import os\nos.kill(os.getpid(), 9)"})
+		b.wantContextLost(err, "SIGKILL")
+		_, err = n.API.RestartContext(testkit.Context(t), b.id, "python")
+		testkit.NoError(t, "RestartContext", err)
+		if r := b.run("python", "x"); r.Exception == nil || r.Exception.Name != "NameError" {
+			t.Errorf("got %+v", r)
+		}
+	})
+	t.Run("StopEndsTheContext", func(t *testing.T) {
+		b.stop()
+		_, err := n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "1"})
+		b.wantContextLost(err, "requested")
+		if b.state() != types.StateStopped {
+			t.Error("the refused code started the sandbox")
+		}
+	})
+}
+
+func TestJavaScriptContext(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t, image("node"))
+	b.run("typescript", "const x: number = await Promise.resolve(6)")
+	for code, want := range map[string]string{
+		"x * 7": "42",
+		`import { basename } from "node:path"; basename("/a/b")`: `"b"`,
+		`require("os").platform()`:                               `"linux"`,
+		`enum Color { Red = 3 }; Color.Red`:                      "3",
+	} {
+		if got := b.value("typescript", code); got != want {
+			t.Errorf("%s: %s, want %s", code, got, want)
+		}
+	}
+	r := b.run("typescript", `console.log("out"); console.error("err"); throw new TypeError("broken")`)
+	if r.Exception == nil || r.Exception.Name != "TypeError" || r.Exception.Message != "broken" || r.Stdout != "out\n" || !strings.Contains(r.Stderr, "err") {
+		t.Errorf("got %+v", r)
+	}
+	r = b.run("typescript", `({ [Symbol.for("Jupyter.display")]: () => ({ "text/html": "<b>rich</b>" }) })`)
+	if len(r.Results) != 1 || r.Results[0].Data["text/html"] != "<b>rich</b>" {
+		t.Errorf("got %+v", r)
+	}
+	r, err := n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "typescript", Code: "while (true) {}", Timeout: types.Duration(time.Second)})
+	if err != nil || !r.TimedOut || r.Exception == nil || r.Exception.Name != "Interrupted" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if got := b.value("typescript", "x"); got != "6" {
+		t.Errorf("after the interrupt: %s", got)
+	}
+	if got := b.value("javascript", "globalThis.y = 2; typeof x + y"); got != `"undefined2"` {
+		t.Errorf("in another context: %s", got)
+	}
+	_, err = n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "1"})
+	if p, ok := errors.AsType[*problem.Problem](err); !ok || p.Code != problem.InterpreterNotInstalled || p.Status != 501 || !strings.Contains(p.Detail, "doze/python") {
+		t.Errorf("without an interpreter: %v", err)
+	}
+}
