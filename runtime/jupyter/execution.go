@@ -2,6 +2,7 @@ package jupyter
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -70,6 +71,7 @@ const (
 type Execution struct {
 	k     *Kernel
 	id    string
+	flush string // id of the request that flushes the output, and type of what it publishes; "" if there is none
 	limit int
 	done  chan struct{} // closed when it has ended
 
@@ -82,9 +84,10 @@ type Execution struct {
 	interrupted bool
 	failed      bool // an exception was published
 	replied     bool
-	idle        bool
+	idle        bool // after the last request
+	flushed     bool
 	complete    Event
-	timer       *time.Timer // after the first of the two messages that end it
+	timer       *time.Timer // after the first of the messages that end it
 }
 
 // Options of an execution.
@@ -94,6 +97,17 @@ type Options struct {
 	// Limit of the bytes that wait to be read by Next. More output is dropped, so that a slow
 	// reader does not stall the kernel.
 	Limit int
+	// Flush returns code that publishes a message of that type and raises no exception. It is for
+	// a kernel that publishes all output in order, but perhaps after it is idle, and perhaps with
+	// the next request as its parent: this message is then the last. Nil: the kernel publishes output
+	// before it is idle.
+	Flush func(messageType string) string
+}
+
+// FlushDeno is Options.Flush of Deno: a task publishes output and values while others reply and
+// publish that the kernel is idle (cli/js/jupyter_kernel.js of Deno 2.9, iopubDrainer).
+func FlushDeno(messageType string) string {
+	return fmt.Sprintf("try { globalThis.Deno.jupyter.broadcast(%q, {}) } catch {}", messageType)
 }
 
 // Execute sends code to the kernel. It waits until the kernel has executed the code before it,
@@ -108,17 +122,27 @@ func (k *Kernel) Execute(ctx context.Context, code string, o Options) (*Executio
 	}
 	x := &Execution{k: k, id: rand.Text(), limit: o.Limit, done: make(chan struct{}), changed: make(chan struct{}, 1)}
 	x.complete.Kind = Complete
+	if x.flushed = o.Flush == nil; !x.flushed {
+		x.flush = rand.Text()
+	}
 	k.mu.Lock()
 	k.current = x
 	k.mu.Unlock()
-	err := k.request(ctx, x.id, typeExecute, map[string]any{
-		"code": code, "silent": o.Silent, "store_history": !o.Silent, "user_expressions": struct{}{}, "allow_stdin": false, "stop_on_error": false,
-	})
+	err := k.requestExecution(ctx, x.id, code, o.Silent)
+	if err == nil && o.Flush != nil {
+		err = k.requestExecution(ctx, x.flush, o.Flush(x.flush), true)
+	}
 	if err != nil {
 		x.end()
 		return nil, err
 	}
 	return x, nil
+}
+
+func (k *Kernel) requestExecution(ctx context.Context, id, code string, silent bool) error {
+	return k.request(ctx, id, typeExecute, map[string]any{
+		"code": code, "silent": silent, "store_history": !silent, "user_expressions": struct{}{}, "allow_stdin": false, "stop_on_error": false,
+	})
 }
 
 // Idle reports whether the kernel executes no code of this client.
@@ -216,21 +240,24 @@ func (x *Execution) notify() {
 	}
 }
 
-// settle ends the execution when the kernel has replied and has published that it is idle.
-// The one may be lost.
+// settle ends the execution when the kernel has replied, has flushed its output and has
+// published that it is idle. One of these messages may be lost.
 func (x *Execution) settle() {
 	x.mu.Lock()
-	both := x.replied && x.idle
-	if !both && x.timer == nil {
+	all := x.replied && x.flushed && x.idle
+	if !all && x.timer == nil {
 		x.timer = time.AfterFunc(lastMessage, x.end)
 	}
 	x.mu.Unlock()
-	if both {
+	if all {
 		x.end()
 	}
 }
 
 func (x *Execution) onReply(m Message) error {
+	if m.Parent.ID != x.id {
+		return nil
+	}
 	var reply struct {
 		Count int `json:"execution_count"`
 	}
@@ -245,6 +272,13 @@ func (x *Execution) onReply(m Message) error {
 }
 
 func (x *Execution) onPublished(m Message) error {
+	if x.flush != "" && m.Header.Type == x.flush {
+		x.mu.Lock()
+		x.flushed = true
+		x.mu.Unlock()
+		x.settle()
+		return nil
+	}
 	switch m.Header.Type {
 	case typeStatus:
 		var status struct {
@@ -253,7 +287,7 @@ func (x *Execution) onPublished(m Message) error {
 		if err := decodeContent(m, &status); err != nil {
 			return err
 		}
-		if status.State == "idle" {
+		if status.State == "idle" && m.Parent.ID == cmp.Or(x.flush, x.id) {
 			x.mu.Lock()
 			x.idle = true
 			x.mu.Unlock()

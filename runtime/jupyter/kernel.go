@@ -64,8 +64,8 @@ const (
 	// subscribePause is how long the kernel may take to publish the first message to a new
 	// subscriber before it is asked for another.
 	subscribePause = 100 * time.Millisecond
-	// lastMessage is how long an execution waits for the second of the two messages that end
-	// it: the kernel has dropped it, or it was too large.
+	// lastMessage is how long an execution waits for the last of the messages that end it: the
+	// kernel has dropped it, or it was too large.
 	lastMessage = 2 * time.Second
 	// endPause is how long one of the two connections may be read after the end of the other.
 	endPause = 200 * time.Millisecond
@@ -88,7 +88,6 @@ type Kernel struct {
 	ended   atomic.Int32 // readers that have ended
 
 	mu      sync.Mutex // guards:
-	upset   bool       // code was interrupted since the last call of Upset
 	current *Execution
 	info    infoRequest
 	err     error // with which the connection has ended
@@ -276,8 +275,8 @@ func (k *Kernel) truncate() {
 func (k *Kernel) executionOf(m Message) *Execution {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.current != nil && k.current.id == m.Parent.ID {
-		return k.current
+	if x := k.current; x != nil && m.Parent.ID != "" && (m.Parent.ID == x.id || m.Parent.ID == x.flush) {
+		return x
 	}
 	return nil
 }
@@ -316,16 +315,6 @@ func (k *Kernel) onIOPub(m Message) error {
 	return nil
 }
 
-// Upset reports whether code was interrupted since the last call: some kernels drop the value
-// of the next code.
-func (k *Kernel) Upset() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	upset := k.upset
-	k.upset = false
-	return upset
-}
-
 // Interrupt makes the kernel interrupt the code that it executes, as Ctrl-C does, and returns
 // when it has received the request. Without code it does nothing.
 func (k *Kernel) Interrupt(ctx context.Context) error {
@@ -342,7 +331,6 @@ func (k *Kernel) Interrupt(ctx context.Context) error {
 	}
 	k.mu.Lock()
 	x := k.current
-	k.upset = k.upset || x != nil
 	k.mu.Unlock()
 	if x != nil {
 		x.interrupt()

@@ -34,6 +34,28 @@ func TestFakeKernelConforms(t *testing.T) {
 	jupytertest.Run(t, jupytertest.Fake, func(t *testing.T) *jupyter.Kernel { return jupytertest.Connect(t, serve(t)) })
 }
 
+func TestFakeKernelWithFlushConforms(t *testing.T) {
+	code := jupytertest.Fake
+	code.Flush = jupyter.FlushDeno
+	jupytertest.Run(t, code, func(t *testing.T) *jupyter.Kernel { return jupytertest.Connect(t, serve(t)) })
+}
+
+func TestOutputAfterTheEndOfCodeIsOfThatCode(t *testing.T) {
+	k := jupytertest.Connect(t, serve(t))
+	for _, want := range []string{`"1"`, `"2"`} {
+		x, err := k.Execute(testkit.Context(t), "late "+strings.Trim(want, `"`), jupyter.Options{Limit: 1 << 10, Flush: jupyter.FlushDeno})
+		testkit.NoError(t, "Execute", err)
+		ev, err := x.Next(testkit.Context(t))
+		if err != nil || ev.Kind != jupyter.Result || string(ev.Result.Data["text/plain"]) != want {
+			t.Errorf("%+v, error %v; want the value %s", ev, err, want)
+		}
+		ev, err = x.Next(testkit.Context(t))
+		if err != nil || ev.Kind != jupyter.Complete || ev.Truncated {
+			t.Errorf("%+v, error %v; want the end", ev, err)
+		}
+	}
+}
+
 func TestLostKernelEndsTheExecution(t *testing.T) {
 	k := jupytertest.Connect(t, serve(t))
 	x, err := k.Execute(t.Context(), "print before\nexit", jupyter.Options{Limit: 1 << 10})

@@ -61,12 +61,7 @@ func (m *Manager) RunCode(ctx context.Context, id ID, name string, spec CodeSpec
 		if spec.Timeout > 0 {
 			r.limited, r.cancel = context.WithTimeout(ctx, spec.Timeout)
 		}
-		if setup := interpreters[r.context.Language].setup; setup != "" && r.kernel.Upset() {
-			err = setUp(r.limited, r.kernel, setup)
-		}
-	}
-	if err == nil {
-		r.code, err = r.kernel.Execute(r.limited, spec.Code, jupyter.Options{Limit: spec.Limit})
+		r.code, err = r.kernel.Execute(r.limited, spec.Code, jupyter.Options{Limit: spec.Limit, Flush: interpreters[r.context.Language].flush})
 	}
 	if err == nil {
 		return r, nil

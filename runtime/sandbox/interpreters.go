@@ -3,6 +3,8 @@ package sandbox
 import (
 	"fmt"
 	"slices"
+
+	"github.com/doze-run/doze/runtime/jupyter"
 )
 
 // Language of a context.
@@ -23,8 +25,10 @@ type interpreter struct {
 	// kernel is not installed.
 	argv func(file string) []string
 	env  map[string]string
-	// setup is executed before the first code, and after code that was interrupted.
+	// setup is executed before the first code.
 	setup string
+	// flush is jupyter.Options.Flush.
+	flush func(messageType string) string
 	// missing describes the kernel, and install how to install it.
 	missing, install string
 }
@@ -58,6 +62,7 @@ var deno = interpreter{
 	argv:    func(file string) []string { return []string{"deno", "jupyter", "--kernel", "--conn", file} },
 	env:     map[string]string{"NO_COLOR": "1", "DENO_NO_UPDATE_CHECK": "1"},
 	setup:   `globalThis.require = (await import("node:module")).createRequire(Deno.cwd() + "/"); undefined`,
+	flush:   jupyter.FlushDeno,
 	missing: "Deno",
 	install: "use the image doze/node, or install it with npm install -g deno",
 }

@@ -33,10 +33,13 @@ type Code struct {
 	Loop      string // prints "on" and a newline, and does not end
 	Flood     string // prints 4 MiB
 	Display   string // a value with text/html "<b>rich</b>"
+	// Flush is the field of jupyter.Options.
+	Flush func(messageType string) string
 }
 
 // Fake is the code of the fake kernel: one instruction a line. Other instructions are: "exit",
-// "clear", "env NAME", "cwd", and "big N", a value of N bytes.
+// "clear", "env NAME", "cwd", "big N", a value of N bytes, "late VALUE", a value that is published
+// with the next request as its parent, and the code of jupyter.FlushDeno.
 var Fake = Code{
 	Value: "value 2", Print: "print out\nwarn err", Set: "set x 7", Get: "get x", Raise: "raise Error broken", Error: "Error",
 	Interrupt: "KeyboardInterrupt", Loop: "print on\nloop", Flood: "flood 4194304", Display: "show text/html <b>rich</b>",
@@ -49,6 +52,7 @@ type Kernel struct {
 	exit  context.CancelCauseFunc
 	vars  map[string]string
 	count int
+	late  func(next request) // publishes what the code before has left
 	// Getenv and Getwd stand for the process.
 	Getenv func(string) string
 	Getwd  func() (string, error)
@@ -217,6 +221,10 @@ func (k *Kernel) execute(ctx context.Context, r request) {
 	k.mu.Lock()
 	k.interrupt = cancel
 	k.mu.Unlock()
+	if k.late != nil {
+		k.late(r)
+		k.late = nil
+	}
 	if !content.Silent {
 		k.count++
 	}
@@ -237,6 +245,11 @@ func (k *Kernel) execute(ctx context.Context, r request) {
 
 // instruction executes a line. Its error is the name and the message of an exception.
 func (k *Kernel) instruction(ctx, runCtx context.Context, m jupyter.Message, line string) error {
+	if _, call, ok := strings.Cut(line, "Deno.jupyter.broadcast(\""); ok {
+		messageType, _, _ := strings.Cut(call, `"`)
+		k.publish(ctx, m, messageType, object{})
+		return nil
+	}
 	op, arg, _ := strings.Cut(line, " ")
 	value := func(data object) {
 		k.publish(ctx, m, "execute_result", object{"data": data, "metadata": object{}, "execution_count": k.count})
@@ -246,6 +259,10 @@ func (k *Kernel) instruction(ctx, runCtx context.Context, m jupyter.Message, lin
 	case "":
 	case "value":
 		value(object{"text/plain": arg})
+	case "late":
+		k.late = func(next request) {
+			k.publish(ctx, next.Message, "execute_result", object{"data": object{"text/plain": arg}, "metadata": object{}, "execution_count": k.count})
+		}
 	case "print":
 		stream("stdout", arg+"\n")
 	case "warn":

@@ -27,13 +27,19 @@ func Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
 }
 
-// Connect connects to a kernel that is being started.
+// Connect connects to a kernel on the loopback that is being started.
 func Connect(t testing.TB, c jupyter.Connection) *jupyter.Kernel {
+	t.Helper()
+	return ConnectBy(t, c, Dial)
+}
+
+// ConnectBy connects to a kernel that is being started.
+func ConnectBy(t testing.TB, c jupyter.Connection, dial jupyter.Dial) *jupyter.Kernel {
 	t.Helper()
 	var k *jupyter.Kernel
 	testkit.Eventually(t, "the kernel listens", func() bool {
 		var err error
-		k, err = jupyter.Connect(testkit.Context(t), c, Dial, nil)
+		k, err = jupyter.Connect(testkit.Context(t), c, dial, nil)
 		if err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Fatal(err)
 		}
@@ -62,13 +68,17 @@ func Run(t *testing.T, code Code, open func(t *testing.T) *jupyter.Kernel) {
 // Execute executes code and returns its events. The last is jupyter.Complete.
 func Execute(t testing.TB, k *jupyter.Kernel, code string) []jupyter.Event {
 	t.Helper()
-	x := begin(t, k, code)
-	return collect(t, x)
+	return Code{}.execute(t, k, code)
 }
 
-func begin(t testing.TB, k *jupyter.Kernel, code string) *jupyter.Execution {
+func (c Code) execute(t testing.TB, k *jupyter.Kernel, code string) []jupyter.Event {
 	t.Helper()
-	x, err := k.Execute(testkit.Context(t), code, jupyter.Options{Limit: 1 << 20})
+	return collect(t, c.begin(t, k, code))
+}
+
+func (c Code) begin(t testing.TB, k *jupyter.Kernel, code string) *jupyter.Execution {
+	t.Helper()
+	x, err := k.Execute(testkit.Context(t), code, jupyter.Options{Limit: 1 << 20, Flush: c.Flush})
 	testkit.NoError(t, "Execute", err)
 	return x
 }
@@ -114,8 +124,8 @@ func text(events []jupyter.Event, kind jupyter.Kind) string {
 }
 
 func value(t *testing.T, k *jupyter.Kernel, code Code) {
-	for count := range 3 {
-		events := Execute(t, k, code.Value)
+	for count := range 20 {
+		events := code.execute(t, k, code.Value)
 		if got := form(t, events, "text/plain"); got != "2" || !events[0].Result.Main {
 			t.Errorf("got %q, main %v", got, events[0].Result.Main)
 		}
@@ -126,21 +136,21 @@ func value(t *testing.T, k *jupyter.Kernel, code Code) {
 }
 
 func output(t *testing.T, k *jupyter.Kernel, code Code) {
-	events := Execute(t, k, code.Print)
+	events := code.execute(t, k, code.Print)
 	if stdout, stderr := text(events, jupyter.Stdout), text(events, jupyter.Stderr); stdout != "out\n" || stderr != "err\n" {
 		t.Errorf("stdout %q, stderr %q", stdout, stderr)
 	}
 }
 
 func state(t *testing.T, k *jupyter.Kernel, code Code) {
-	Execute(t, k, code.Set)
-	if got := form(t, Execute(t, k, code.Get), "text/plain"); got != "7" {
+	code.execute(t, k, code.Set)
+	if got := form(t, code.execute(t, k, code.Get), "text/plain"); got != "7" {
 		t.Errorf("got %q", got)
 	}
 }
 
 func exception(t *testing.T, k *jupyter.Kernel, code Code) {
-	events := Execute(t, k, code.Raise)
+	events := code.execute(t, k, code.Raise)
 	if events[0].Kind != jupyter.Failed {
 		t.Fatalf("%+v", events)
 	}
@@ -149,13 +159,13 @@ func exception(t *testing.T, k *jupyter.Kernel, code Code) {
 	if e.Name != code.Error || e.Message != "broken" || !strings.Contains(trace, "broken") || strings.Contains(trace, "\x1b") {
 		t.Errorf("%+v", *e)
 	}
-	if got := form(t, Execute(t, k, code.Value), "text/plain"); got != "2" {
+	if got := form(t, code.execute(t, k, code.Value), "text/plain"); got != "2" {
 		t.Errorf("the next value is %q", got)
 	}
 }
 
 func interrupt(t *testing.T, k *jupyter.Kernel, code Code) {
-	x := begin(t, k, code.Loop)
+	x := code.begin(t, k, code.Loop)
 	if ev, err := x.Next(testkit.Context(t)); err != nil || ev.Text != "on\n" {
 		t.Fatalf("%+v, error %v", ev, err)
 	}
@@ -163,14 +173,14 @@ func interrupt(t *testing.T, k *jupyter.Kernel, code Code) {
 	if events := collect(t, x); events[0].Kind != jupyter.Failed || events[0].Error.Name != code.Interrupt {
 		t.Errorf("%+v", events)
 	}
-	Execute(t, k, code.Set)
-	if got := form(t, Execute(t, k, code.Get), "text/plain"); got != "7" {
+	code.execute(t, k, code.Set)
+	if got := form(t, code.execute(t, k, code.Get), "text/plain"); got != "7" {
 		t.Errorf("got %q", got)
 	}
 }
 
 func discarded(t *testing.T, k *jupyter.Kernel, code Code) {
-	x := begin(t, k, code.Loop)
+	x := code.begin(t, k, code.Loop)
 	_, err := x.Next(testkit.Context(t))
 	testkit.NoError(t, "Next", err)
 	x.Discard()
@@ -180,15 +190,15 @@ func discarded(t *testing.T, k *jupyter.Kernel, code Code) {
 		t.Fatalf("during the loop: %v", err)
 	}
 	testkit.NoError(t, "Interrupt", k.Interrupt(testkit.Context(t)))
-	Execute(t, k, code.Set)
-	if got := form(t, Execute(t, k, code.Get), "text/plain"); got != "7" {
+	code.execute(t, k, code.Set)
+	if got := form(t, code.execute(t, k, code.Get), "text/plain"); got != "7" {
 		t.Errorf("got %q", got)
 	}
 }
 
 func flood(t *testing.T, k *jupyter.Kernel, code Code) {
 	const limit = 256 << 10
-	x, err := k.Execute(testkit.Context(t), code.Flood, jupyter.Options{Limit: limit})
+	x, err := k.Execute(testkit.Context(t), code.Flood, jupyter.Options{Limit: limit, Flush: code.Flush})
 	testkit.NoError(t, "Execute", err)
 	testkit.Closed(t, "the end of the code", x.Done())
 	events := collect(t, x)
@@ -201,7 +211,7 @@ func flood(t *testing.T, k *jupyter.Kernel, code Code) {
 }
 
 func display(t *testing.T, k *jupyter.Kernel, code Code) {
-	if got := form(t, Execute(t, k, code.Display), "text/html"); got != "<b>rich</b>" {
+	if got := form(t, code.execute(t, k, code.Display), "text/html"); got != "<b>rich</b>" {
 		t.Errorf("got %q", got)
 	}
 }
