@@ -518,7 +518,7 @@ func TestClientsGetAProblemWhenTheNodeShutsDown(t *testing.T) {
 
 	exit()
 	for name, stream := range map[string]*events{"exec": exec, "logs": logs, "timeline": timeline} {
-		if p := parse[problem.Problem](t, stream.expect("error")); p.Code != problem.NodeUnavailable {
+		if p := parse[problem.Problem](t, stream.expect("problem")); p.Code != problem.NodeUnavailable {
 			t.Errorf("%s: got %+v", name, p)
 		}
 		stream.expectEnd()
@@ -560,7 +560,7 @@ func TestFailuresOfStreamsAndDownloadsAreLogged(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	s.node.Engine.Kill(t, sandboxID(id))
-	stream.expect("error")
+	stream.expect("problem")
 	io.Copy(io.Discard, resp.Body)
 	missing := []string{"operation=exec sandbox=box code=guest_lost", "operation=get-archive sandbox=box code=guest_lost"}
 	for len(missing) > 0 {

@@ -67,11 +67,11 @@ func (a *API) registerContexts() {
 		method: http.MethodPost, path: "/sandbox/{id}/contexts/{context}/run", id: "run-code", tag: "contexts",
 		summary: "Execute code in a context",
 		description: "Wakes the sandbox. The contexts `python`, `javascript` and `typescript` are opened by their first code. Code of a context is executed one after the other. " +
-			"An exception is a result, with status 200. When the client disconnects, the code is interrupted; the context goes on.",
+			"An exception is the result's error, with status 200. When the client disconnects, the code is interrupted; the context goes on.",
 		codes:     slices.Concat(wakeCodes, startContextCodes, []problem.Code{problem.ContextNotFound, problem.ContextLost, problem.ContextBusy, problem.CallLimitExceeded, problem.StreamLimitExceeded}),
 		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.CodeResult](a, "The code has ended; or with stream: its output while it is executed")},
 		events: map[string]any{"stdout": types.Output{}, "stderr": types.Output{}, "result": types.CodeValue{}, "clear": types.CodeClear{},
-			"exception": types.CodeException{}, "complete": types.CodeComplete{}},
+			"error": types.CodeError{}, "complete": types.CodeComplete{}},
 	}, a.runCode)
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/contexts/{context}/interrupt", id: "interrupt-context", tag: "contexts",
@@ -263,7 +263,7 @@ func sendCode(s *eventStream, sb sandbox.Sandbox, run *sandbox.CodeRun, began ti
 		case jupyter.Clear:
 			s.send("clear", "", types.CodeClear{Wait: ev.Wait})
 		case jupyter.Failed:
-			s.send("exception", "", codeExceptionOf(*ev.Error))
+			s.send("error", "", codeErrorOf(*ev.Error))
 		case jupyter.Complete:
 			s.send("complete", "", types.CodeComplete{CodeEnd: codeEndOf(ev, run.TimedOut(), began)})
 			return
@@ -283,7 +283,7 @@ func formsOf(raw map[string]json.RawMessage) map[string]any {
 	return forms
 }
 
-func codeExceptionOf(e jupyter.Exception) types.CodeException { return types.CodeException(e) }
+func codeErrorOf(e jupyter.Exception) types.CodeError { return types.CodeError(e) }
 
 // codeOutput collects the output of code, at most limit bytes.
 type codeOutput struct {
@@ -292,12 +292,12 @@ type codeOutput struct {
 	clearing       bool // before the next output
 	stdout, stderr strings.Builder
 	results        []types.CodeValue
-	exception      *types.CodeException
+	failure        *types.CodeError
 }
 
 func (o *codeOutput) add(ev jupyter.Event) {
 	if ev.Kind == jupyter.Failed {
-		o.exception = new(codeExceptionOf(*ev.Error)) // it has bounds of its own
+		o.failure = new(codeErrorOf(*ev.Error)) // it has bounds of its own
 		return
 	}
 	if ev.Kind == jupyter.Clear {
@@ -356,6 +356,6 @@ func (o *codeOutput) addValue(v jupyter.Rich) {
 func (o *codeOutput) end(end types.CodeEnd) types.CodeResult {
 	end.Truncated = end.Truncated || o.truncated
 	return types.CodeResult{
-		Stdout: o.stdout.String(), Stderr: o.stderr.String(), Results: append([]types.CodeValue{}, o.results...), Exception: o.exception, CodeEnd: end,
+		Stdout: o.stdout.String(), Stderr: o.stderr.String(), Results: append([]types.CodeValue{}, o.results...), Error: o.failure, CodeEnd: end,
 	}
 }

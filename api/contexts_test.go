@@ -40,7 +40,7 @@ func TestContextExecutesCode(t *testing.T) {
 		t.Errorf("Location %s is %+v", opened.header.Get("Location"), got)
 	}
 	got := s.run("a", map[string]any{"code": "print out\nwarn err\nenv A\nshow text/html <b>rich</b>\ncwd"})
-	if got.Stdout != "out\n" || got.Stderr != "err\n" || len(got.Results) != 3 || got.ExecutionCount != 1 || got.Exception != nil || got.DurationMS <= 0 {
+	if got.Stdout != "out\n" || got.Stderr != "err\n" || len(got.Results) != 3 || got.ExecutionCount != 1 || got.Error != nil || got.DurationMS <= 0 {
 		t.Fatalf("got %+v", got)
 	}
 	if v := got.Results[0]; !v.Main || v.Data["text/plain"] != "1" {
@@ -50,7 +50,7 @@ func TestContextExecutesCode(t *testing.T) {
 		t.Errorf("got %+v", v)
 	}
 	got = s.run("a", map[string]any{"code": "print out\nraise Error broken"})
-	if got.Exception == nil || got.Exception.Name != "Error" || got.Exception.Message != "broken" || len(got.Exception.Traceback) == 0 || got.Stdout != "out\n" {
+	if got.Error == nil || got.Error.Name != "Error" || got.Error.Message != "broken" || len(got.Error.Traceback) == 0 || got.Stdout != "out\n" {
 		t.Errorf("got %+v", got)
 	}
 	stream := s.open("POST", "/sandbox/box/contexts/a/run", map[string]any{"code": "print out\nshow text/html rich\nupdate new\nclear wait\nraise Error broken", "stream": true})
@@ -66,7 +66,7 @@ func TestContextExecutesCode(t *testing.T) {
 	if v := parse[types.CodeClear](t, stream.expect("clear")); !v.Wait {
 		t.Errorf("got %+v", v)
 	}
-	if e := parse[types.CodeException](t, stream.expect("exception")); e.Name != "Error" {
+	if e := parse[types.CodeError](t, stream.expect("error")); e.Name != "Error" {
 		t.Errorf("got %+v", e)
 	}
 	if end := parse[types.CodeComplete](t, stream.expect("complete")); end.ExecutionCount != 3 || end.TimedOut || end.Truncated {
@@ -119,14 +119,14 @@ func TestOutputOfCodeIsBounded(t *testing.T) {
 func TestTimeoutAndInterruptKeepTheContext(t *testing.T) {
 	s := newInterpreters(t)
 	got := s.run("python", map[string]any{"code": "set x 7\nloop", "timeout": "50ms"})
-	if !got.TimedOut || got.Exception == nil || got.Exception.Name != "KeyboardInterrupt" {
+	if !got.TimedOut || got.Error == nil || got.Error.Name != "KeyboardInterrupt" {
 		t.Errorf("got %+v", got)
 	}
 	stream := s.open("POST", "/sandbox/box/contexts/python/run", map[string]any{"code": "print on\nloop", "stream": true})
 	stream.expect("stdout")
 	s.refused(problem.ContextBusy, "POST", "/sandbox/box/contexts/python/run", map[string]any{"code": "value 2", "timeout": "50ms"})
 	must[types.Context](s, http.StatusOK, "POST", "/sandbox/box/contexts/python/interrupt", nil)
-	stream.expect("exception")
+	stream.expect("error")
 	if end := parse[types.CodeComplete](t, stream.expect("complete")); end.TimedOut {
 		t.Errorf("got %+v", end)
 	}

@@ -83,7 +83,7 @@ func TestConversionsUseEachField(t *testing.T) {
 	checkFieldsUsed(t, sessionOf)
 	checkFieldsUsed(t, contextOf, "Env", "Kernel", "Spare")
 	checkFieldsUsed(t, codeValueOf)
-	checkFieldsUsed(t, codeExceptionOf)
+	checkFieldsUsed(t, codeErrorOf)
 	checkFieldsUsed(t, func(p sandbox.Port) types.Port { return a.portOf(sandbox.Sandbox{}, p) })
 	// Env and EnvChanges are merged, so that the same variable may come from both.
 	merged := a.sandboxOf(sandbox.Sandbox{Env: map[string]string{"a": "1", "b": "1", "c": "1"}, EnvChanges: map[string]*string{"b": nil, "c": new("2"), "d": new("2")}}).Env

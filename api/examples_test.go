@@ -43,7 +43,7 @@ func schemaDocs() []schemaDoc {
 	}
 	codeContext := types.Context{ID: "analysis", Language: types.LanguagePython, Cwd: "/srv/shop", State: types.ProcessStateRunning, Process: "p-k3f9x2m7", StartedAt: at(31, 5)}
 	codeValue := types.CodeValue{Data: map[string]any{"text/plain": "2"}, Main: true}
-	codeException := types.CodeException{Name: "ZeroDivisionError", Message: "division by zero", Traceback: []string{"Cell In [1], line 1", "----> 1 1/0"}}
+	codeError := types.CodeError{Name: "ZeroDivisionError", Message: "division by zero", Traceback: []string{"Cell In [1], line 1", "----> 1 1/0"}}
 	codeEnd := types.CodeEnd{ExecutionCount: 1, DurationMS: 4.2}
 	listening := types.ListeningPort{Port: 3000, Addresses: []string{"127.0.0.1", "::1"}, PID: 57, Program: "node", Process: "p-k3f9x2m7"}
 	sandbox := types.Sandbox{
@@ -136,7 +136,7 @@ func schemaDocs() []schemaDoc {
 		{types.RunCodeRequest{Code: "1 + 1", Timeout: text(time.Minute)}, "Code to execute in a context."},
 		{types.CodeResult{Results: []types.CodeValue{codeValue}, CodeEnd: codeEnd}, "How the execution of code ended, with its output."},
 		{types.CodeValue{Data: map[string]any{"text/plain": "<Figure size 640x480>", "image/png": "iVBORw0KGgo="}, Metadata: map[string]any{"image/png": map[string]any{"width": 640}}, DisplayID: "progress", Update: true}, "Data of the event `result`: a value that the code displayed, or the value of its last expression, in every form that it offers."},
-		{codeException, "Data of the event `exception`: the exception that ended the code."},
+		{codeError, "Data of the event `error`: the exception that ended the code."},
 		{types.CodeClear{Wait: true}, "Data of the event `clear`: the code removed its output so far."},
 		{types.CodeComplete{CodeEnd: codeEnd}, "Data of the event `complete`, the last one: how the execution of code ended."},
 		{process, "A background process of a sandbox."},

@@ -253,7 +253,7 @@ func TestLostCommandHasNoExitCode(t *testing.T) {
 	stream := s.open("POST", "/sandbox/box/exec", map[string]any{"command": "sleep 1000", "stream": true})
 	stream.expect("start")
 	s.node.Engine.Kill(t, sandboxID(id))
-	if p := parse[problem.Problem](t, stream.expect("error")); p.Code != problem.GuestLost {
+	if p := parse[problem.Problem](t, stream.expect("problem")); p.Code != problem.GuestLost {
 		t.Errorf("got %+v", p)
 	}
 	stream.expectEnd()
@@ -270,10 +270,10 @@ func TestDestroyEndsStreamsCleanly(t *testing.T) {
 	events := s.open("GET", "/sandbox/box/events", nil, "Accept", eventStreamType)
 	events.expect("created")
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/box", nil)
-	exec.expect("error")
+	exec.expect("problem")
 	exec.expectEnd()
 	// The process was killed; the guest may have sent its end before.
-	if ev, ok := logs.next(); !ok || ev.name != "error" && ev.name != "exit" {
+	if ev, ok := logs.next(); !ok || ev.name != "problem" && ev.name != "exit" {
 		t.Errorf("the logs ended with %+v", ev)
 	}
 	logs.expectEnd()

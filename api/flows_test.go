@@ -117,7 +117,7 @@ func TestFollowersOfFlowsAreBoundedAndGetAProblemAtShutdown(t *testing.T) {
 	stream.expect("request")
 	s.refused(problem.StreamLimitExceeded, "GET", "/sandbox/box/egress/flows", nil, "Accept", eventStreamType)
 	closing(sandbox.ErrClosed)
-	if p := parse[problem.Problem](t, stream.expect("error")); p.Code != problem.NodeUnavailable {
+	if p := parse[problem.Problem](t, stream.expect("problem")); p.Code != problem.NodeUnavailable {
 		t.Errorf("got %+v", p)
 	}
 	stream.expectEnd()

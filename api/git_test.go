@@ -112,7 +112,7 @@ func TestGitCloneStreamsProgress(t *testing.T) {
 	}
 	stream.expectEnd()
 	stream = s.open("POST", "/sandbox/box/git/clone", map[string]any{"url": serveRepository(t, dir, nil), "target_dir": target, "stream": true})
-	if p := parse[problem.Problem](t, stream.expect("error")); p.Code != problem.PathExists {
+	if p := parse[problem.Problem](t, stream.expect("problem")); p.Code != problem.PathExists {
 		t.Errorf("got %+v", p)
 	}
 	stream.expectEnd()

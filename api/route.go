@@ -142,7 +142,7 @@ func addRoute[I, O any](a *API, rt route, body *huma.RequestBody, handler func(c
 		op.Responses[strconv.Itoa(status)] = response
 	}
 	if rt.events != nil {
-		rt.events["error"] = problem.Problem{}
+		rt.events["problem"] = problem.Problem{}
 		op.Responses["200"].Content[eventStreamType] = a.eventSchema(rt.events)
 	}
 	huma.Register(a.huma, op, func(ctx context.Context, in *I) (*O, error) {

@@ -129,10 +129,10 @@ func (s *eventStream) flush() error {
 	return nil
 }
 
-// fail sends the error with which the stream ends, unless the client has disconnected.
+// fail sends the problem with which the stream ends, unless the client has disconnected.
 func (s *eventStream) fail(err error) {
 	if !clientGone(s.ctx) {
-		s.send("error", "", s.api.refuse(s.ctx, err))
+		s.send("problem", "", s.api.refuse(s.ctx, err))
 	}
 }
 

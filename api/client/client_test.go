@@ -270,7 +270,7 @@ func TestFollowedLogNeverInventsAnEnd(t *testing.T) {
 	}{
 		{"ends early", "event: stdout\ndata: {\"data\":\"a\"}\n\n", func(err error) bool { return errors.Is(err, errNoEnd) }},
 		{"exit is cut off", "event: exit\ndata: {\"exit_code\":0}\n", func(err error) bool { return errors.Is(err, errNoEnd) }},
-		{"fails", "event: error\ndata: {\"code\":\"guest_lost\",\"detail\":\"gone\",\"status\":502}\n\n", func(err error) bool { return problem.Has(err, problem.GuestLost) }},
+		{"fails", "event: problem\ndata: {\"code\":\"guest_lost\",\"detail\":\"gone\",\"status\":502}\n\n", func(err error) bool { return problem.Has(err, problem.GuestLost) }},
 		{"unknown encoding", "event: stdout\ndata: {\"data\":\"a\",\"encoding\":\"rot13\"}\n\n", func(err error) bool { return err != nil }},
 		{"no JSON", "event: exit\ndata: x\n\n", func(err error) bool { return err != nil }},
 		{"too large", "data: " + strings.Repeat("x", maxMessage+1) + "\n\n", func(err error) bool { return err != nil }},
@@ -342,7 +342,7 @@ func TestStdinIsSentWholeAndFits(t *testing.T) {
 
 func FuzzStream(f *testing.F) {
 	f.Add("event: stdout\ndata: {\"data\":\"a\"}\n\n")
-	f.Add("data\n\n:x\r\n\r\nevent: error\ndata: {}\n\n")
+	f.Add("data\n\n:x\r\n\r\nevent: problem\ndata: {}\n\n")
 	f.Fuzz(func(t *testing.T, body string) {
 		readEvents(t.Context(), strings.NewReader(body), func(m message) error {
 			if len(m.data) == 0 || len(m.data) > maxMessage {

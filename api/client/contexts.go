@@ -71,7 +71,7 @@ type CodeEvents struct {
 	Stdout, Stderr func([]byte) error
 	Result         func(types.CodeValue) error
 	Clear          func(types.CodeClear) error
-	Exception      func(types.CodeException) error
+	Error          func(types.CodeError) error
 }
 
 // RunCodeStream executes code and reports its output while it is executed.
@@ -88,8 +88,8 @@ func (c *Client) RunCodeStream(ctx context.Context, idOrName string, req RunCode
 			return yieldIf(m, events.Result)
 		case "clear":
 			return yieldIf(m, events.Clear)
-		case "exception":
-			return yieldIf(m, events.Exception)
+		case "error":
+			return yieldIf(m, events.Error)
 		case "complete":
 			return yieldData(m, func(data types.CodeComplete) error {
 				end = &data

@@ -45,7 +45,7 @@ func follow[T any](ctx context.Context, c *Client, r request, yield func(T) erro
 }
 
 // stream makes the call and yields the events of its response until they end, which
-// returns nil, or yield returns an error. An event "error" is returned as *problem.Problem.
+// returns nil, or yield returns an error. An event "problem" is returned as *problem.Problem.
 func (c *Client) stream(ctx context.Context, r request, yield func(message) error) error {
 	r.accept = "text/event-stream"
 	resp, err := c.send(ctx, r)
@@ -69,7 +69,7 @@ func readEvents(ctx context.Context, body io.Reader, yield func(message) error) 
 			return nil
 		case err != nil:
 			return err
-		case m.event == "error":
+		case m.event == "problem":
 			p, err := decode[problem.Problem](m)
 			if err != nil {
 				return err

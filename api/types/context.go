@@ -61,8 +61,8 @@ type CodeValue struct {
 	Update    bool           `json:"update,omitempty" doc:"Whether it replaces the earlier value with the same display_id"`
 }
 
-// CodeException is an exception that ended code.
-type CodeException struct {
+// CodeError is an exception that ended code.
+type CodeError struct {
 	Name      string   `json:"name" doc:"Type of the exception; Interrupted if the interpreter does not name one" example:"ZeroDivisionError"`
 	Message   string   `json:"message" doc:"Its message" example:"division by zero"`
 	Traceback []string `json:"traceback" nullable:"false" doc:"Lines of the traceback, without colors"`
@@ -83,10 +83,10 @@ type CodeEnd struct {
 
 // CodeResult is how the execution of code ended, with its output.
 type CodeResult struct {
-	Stdout    string         `json:"stdout" doc:"Standard output"`
-	Stderr    string         `json:"stderr" doc:"Standard error"`
-	Results   []CodeValue    `json:"results" nullable:"false" doc:"Values that the code displayed, and the value of its last expression"`
-	Exception *CodeException `json:"exception,omitempty" nullable:"false" doc:"The exception that ended the code; missing if there was none"`
+	Stdout  string      `json:"stdout" doc:"Standard output"`
+	Stderr  string      `json:"stderr" doc:"Standard error"`
+	Results []CodeValue `json:"results" nullable:"false" doc:"Values that the code displayed, and the value of its last expression"`
+	Error   *CodeError  `json:"error,omitempty" nullable:"false" doc:"Exception that ended the code; missing if there was none"`
 	CodeEnd
 }
 

@@ -188,7 +188,7 @@ func (a *app) code(ctx context.Context, node *client.Client, f codeFlags, args [
 		if err == nil {
 			err = a.printJSON(result)
 		}
-		if err == nil && result.Exception != nil {
+		if err == nil && result.Error != nil {
 			err = exitCode(1)
 		}
 		return err
@@ -201,7 +201,7 @@ func (a *app) code(ctx context.Context, node *client.Client, f codeFlags, args [
 			saved++
 			return a.printValue(v, f.save, saved)
 		},
-		Exception: func(e types.CodeException) error {
+		Error: func(e types.CodeError) error {
 			failed = true
 			lines := e.Traceback
 			if len(lines) == 0 {

@@ -1,6 +1,8 @@
 package sandbox
 
 import (
+	_ "embed"
+	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -33,30 +35,22 @@ type interpreter struct {
 	missing, install string
 }
 
-// pythonLauncher starts ipykernel as ipykernel_launcher does, without the working directory in
-// the path of its own imports. Importing the debugger, which no client uses, takes a third of
-// the CPU time of the imports. ipykernel listens on one more port, for the output of child
-// processes: it is above firstKernelPort, too.
-const pythonLauncher = `
-import functools
-import sys
-sys.path[:] = [p for p in sys.path if p]
-sys.modules["debugpy.server"] = None
-try:
-    from ipykernel import kernelapp
-except ModuleNotFoundError as error:
-    if error.name != "ipykernel":
-        raise
-    sys.exit(127)
-import zmq
-del sys.modules["debugpy.server"]
-bind = zmq.Socket.bind_to_random_port
-zmq.Socket.bind_to_random_port = functools.partialmethod(bind, min_port=61000, max_port=65535)
-app = kernelapp.IPKernelApp.instance()
-app.initialize(sys.argv[1:])
-zmq.Socket.bind_to_random_port = bind
-app.start()
-`
+//go:embed python/launcher.py
+var pythonLauncher string
+
+// pythonCharts is code that gives figures a form with their data.
+//
+//go:embed python/charts.py
+var pythonCharts string
+
+// isolated returns code in Python that executes code without names in common with its context.
+func isolated(code string) string {
+	text, err := json.Marshal(code) // a literal of Python, too
+	if err != nil {
+		panic(err) // of a string
+	}
+	return fmt.Sprintf(`exec(compile(%s, "<doze>", "exec"), {})`, text)
+}
 
 var deno = interpreter{
 	argv:    func(file string) []string { return []string{"deno", "jupyter", "--kernel", "--conn", file} },
@@ -72,6 +66,7 @@ var interpreters = map[Language]interpreter{
 		argv: func(file string) []string {
 			return []string{"python3", "-c", pythonLauncher, "-f", file, "--HistoryManager.enabled=False"}
 		},
+		setup:   isolated(pythonCharts),
 		missing: "Python 3 with ipykernel",
 		install: "use the image doze/python, or install it with apt-get install python3-ipykernel or pip install ipykernel",
 	},

@@ -18,6 +18,15 @@ func (n *node) value(ctx context.Context, id string) error {
 	return err
 }
 
+// awaitSpare returns when the warm interpreter of a sandbox can execute code: it has been
+// started, and the node has connected to it and removed its connection file.
+func (n *node) awaitSpare(ctx context.Context, id string) error {
+	return poll(ctx, 50*time.Millisecond, func() (bool, error) {
+		r, err := n.API.Exec(ctx, id, client.ExecRequest{Command: types.Command{Command: "pgrep -f '[i]pykernel' >/dev/null && ! ls /tmp/doze-kernel-*.json 2>/dev/null"}})
+		return r.ExitCode == 0, err
+	})
+}
+
 // measureContexts measures code in the default context of Python: warm, and the first code of
 // a sandbox that has just been started, with and without a warm interpreter.
 func measureContexts(ctx context.Context, b *bench) ([]row, error) {
@@ -40,8 +49,9 @@ func measureContexts(ctx context.Context, b *bench) ([]row, error) {
 					return nil, err
 				}
 				if len(warm) > 0 {
-					// The time in which a client would prepare its code.
-					time.Sleep(3 * time.Second)
+					if err := b.node.awaitSpare(ctx, id); err != nil {
+						return nil, err
+					}
 				}
 				took, err := once(id)
 				if err != nil {

@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -30,8 +31,8 @@ func (b *box) run(name, code string) types.CodeResult {
 func (b *box) value(name, code string) string {
 	b.t.Helper()
 	r := b.run(name, code)
-	if r.Exception != nil {
-		b.t.Errorf("%s: %+v", code, *r.Exception)
+	if r.Error != nil {
+		b.t.Errorf("%s: %+v", code, *r.Error)
 	}
 	for _, v := range r.Results {
 		if v.Main {
@@ -57,8 +58,8 @@ func (b *box) begin(ctx context.Context, name, code string) <-chan types.CodeRes
 				r.Stdout += string(data)
 				return nil
 			},
-			Exception: func(e types.CodeException) error { r.Exception = &e; return nil },
-			Result:    func(v types.CodeValue) error { r.Results = append(r.Results, v); return nil },
+			Error:  func(e types.CodeError) error { r.Error = &e; return nil },
+			Result: func(v types.CodeValue) error { r.Results = append(r.Results, v); return nil },
 		})
 		if err != nil {
 			if ctx.Err() == nil {
@@ -108,6 +109,33 @@ func TestPythonContext(t *testing.T) {
 			t.Errorf("no SVG in %+v", r)
 		}
 	})
+	t.Run("PlotHasItsData", func(t *testing.T) {
+		const form = "application/vnd.doze.chart+json"
+		for code, want := range map[string]string{
+			"plt.plot([1, 2], [3, float('nan')], label='cost'); plt.title('T'); plt.xlabel('x')": `{"axes":[{"series":[{"kind":"line","label":"cost","points":[[1,3],[2,null]]}],"title":"T","x_label":"x","x_scale":"linear","y_label":"","y_scale":"linear"}],"title":"","truncated":false}`,
+			"plt.bar(['a', 'b'], [1, 2])":                                       `[{"kind":"bar","label":null,"points":[["a",1],["b",2]]}]`,
+			"plt.barh(['a', 'b'], [1, 2])":                                      `[{"kind":"bar","label":null,"points":[[1,"a"],[2,"b"]]}]`,
+			"import pandas; pandas.Series([5, 6], index=['p', 'q']).plot.bar()": `[{"kind":"bar","label":null,"points":[["p",5],["q",6]]}]`,
+			"plt.scatter([1], [2]); plt.yscale('log')":                          `"series":[{"kind":"scatter","label":null,"points":[[1,2]]}],"title":"","x_label":"","x_scale":"linear","y_label":"","y_scale":"log"`,
+			"plt.pie([1, 3], labels=['u', 'v'])":                                `[{"kind":"pie","label":null,"points":[["u",0.25],["v",0.75]]}]`,
+			"import datetime; plt.plot([datetime.date(2026, 1, 2)], [1])":       `[{"kind":"line","label":null,"points":[["2026-01-02",1]]}]`,
+			"plt.plot(range(9000))":                                             `[4999,4999]]}],"title":"","x_label":"","x_scale":"linear","y_label":"","y_scale":"linear"}],"title":"","truncated":true}`,
+		} {
+			r := b.run("python", "import matplotlib.pyplot as plt\n"+code+"; None")
+			if len(r.Results) != 1 {
+				t.Errorf("%s: %d results", code, len(r.Results))
+				continue
+			}
+			got, err := json.Marshal(r.Results[0].Data[form])
+			if err != nil || !strings.Contains(string(got), want) {
+				t.Errorf("%s: got %.400s, error %v; want %s", code, got, err, want)
+			}
+		}
+		r := b.run("python", "plt.imshow([[1, 2]]); None") // has no series
+		if _, ok := r.Results[0].Data[form]; ok {
+			t.Errorf("got %+v", r.Results[0].Data[form])
+		}
+	})
 	t.Run("ValueHasEveryForm", func(t *testing.T) {
 		r := b.run("python", "import pandas\npandas.DataFrame({'a': [7]})")
 		if len(r.Results) != 1 || !strings.Contains(r.Results[0].Data["text/html"].(string), "<td>7</td>") || !strings.Contains(r.Results[0].Data["text/plain"].(string), "7") {
@@ -126,7 +154,7 @@ func TestPythonContext(t *testing.T) {
 	})
 	t.Run("ExceptionHasItsTraceback", func(t *testing.T) {
 		r := b.run("python", "def f():\n    return 1 / 0\nf()")
-		if e := r.Exception; e == nil || e.Name != "ZeroDivisionError" || e.Message != "division by zero" || !strings.Contains(strings.Join(e.Traceback, "\n"), "return 1 / 0") {
+		if e := r.Error; e == nil || e.Name != "ZeroDivisionError" || e.Message != "division by zero" || !strings.Contains(strings.Join(e.Traceback, "\n"), "return 1 / 0") {
 			t.Errorf("got %+v", r)
 		}
 	})
@@ -138,8 +166,8 @@ func TestPythonContext(t *testing.T) {
 	})
 	t.Run("OutputOf100MBIsBounded", func(t *testing.T) {
 		r := b.run("python", "for _ in range(100): print('x' * 1_000_000)\n'end'")
-		if !r.Truncated || len(r.Stdout) > 4<<20 || r.Exception != nil {
-			t.Errorf("%d bytes, truncated %v, %v", len(r.Stdout), r.Truncated, r.Exception)
+		if !r.Truncated || len(r.Stdout) > 4<<20 || r.Error != nil {
+			t.Errorf("%d bytes, truncated %v, %v", len(r.Stdout), r.Truncated, r.Error)
 		}
 		if got := b.value("python", "x"); got != "6" {
 			t.Errorf("then %s", got)
@@ -149,11 +177,11 @@ func TestPythonContext(t *testing.T) {
 		result := b.begin(testkit.Context(t), "python", "print('on', flush=True)\nwhile True: pass")
 		_, err := n.API.InterruptContext(testkit.Context(t), b.id, "python")
 		testkit.NoError(t, "InterruptContext", err)
-		if r := testkit.Receive(t, "the result", result); r.Exception == nil || r.Exception.Name != "KeyboardInterrupt" {
+		if r := testkit.Receive(t, "the result", result); r.Error == nil || r.Error.Name != "KeyboardInterrupt" {
 			t.Errorf("got %+v", r)
 		}
 		r, err := n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "import subprocess\nsubprocess.run(['sleep', '1000'])", Timeout: types.Duration(time.Second)})
-		if err != nil || !r.TimedOut || r.Exception == nil {
+		if err != nil || !r.TimedOut || r.Error == nil {
 			t.Errorf("%+v, %v", r, err)
 		}
 		ctx, leave := context.WithCancel(testkit.Context(t))
@@ -188,7 +216,7 @@ func TestPythonContext(t *testing.T) {
 		b.wantContextLost(err, "SIGKILL")
 		_, err = n.API.RestartContext(testkit.Context(t), b.id, "python")
 		testkit.NoError(t, "RestartContext", err)
-		if r := b.run("python", "x"); r.Exception == nil || r.Exception.Name != "NameError" {
+		if r := b.run("python", "x"); r.Error == nil || r.Error.Name != "NameError" {
 			t.Errorf("got %+v", r)
 		}
 	})
@@ -200,6 +228,30 @@ func TestPythonContext(t *testing.T) {
 			t.Error("the refused code started the sandbox")
 		}
 	})
+}
+
+// A killed node loses the output of the code that was executed. The interpreter goes on, and the
+// next node waits for it.
+func TestKilledNodeLeavesTheContext(t *testing.T) {
+	n := ownNode(t)
+	b := n.newBox(t, image("python"))
+	b.run("python", "x = 7")
+	on, failed := make(chan struct{}), make(chan error, 1)
+	go func() { // ends with the node
+		_, err := n.API.RunCodeStream(testkit.Context(t), b.id, client.RunCodeRequest{
+			Context: "python", Code: "import time; print('on', flush=True)\nfor _ in range(20): time.sleep(0.1)\ny = x + 1",
+		}, client.CodeEvents{Stdout: func([]byte) error { close(on); return nil }})
+		failed <- err
+	}()
+	testkit.Closed(t, "the code's first output", on)
+	b.must(n.Kill())
+	if err := testkit.Receive(t, "the end of the stream", failed); err == nil {
+		t.Error("the code of a killed node has ended")
+	}
+	b.must(n.Start())
+	if got := b.value("python", "y"); got != "8" {
+		t.Errorf("got %s", got)
+	}
 }
 
 func TestJavaScriptContext(t *testing.T) {
@@ -217,7 +269,7 @@ func TestJavaScriptContext(t *testing.T) {
 		}
 	}
 	r := b.run("typescript", `console.log("out"); console.error("err"); throw new TypeError("broken")`)
-	if r.Exception == nil || r.Exception.Name != "TypeError" || r.Exception.Message != "broken" || r.Stdout != "out\n" || !strings.Contains(r.Stderr, "err") {
+	if r.Error == nil || r.Error.Name != "TypeError" || r.Error.Message != "broken" || r.Stdout != "out\n" || !strings.Contains(r.Stderr, "err") {
 		t.Errorf("got %+v", r)
 	}
 	r = b.run("typescript", `({ [Symbol.for("Jupyter.display")]: () => ({ "text/html": "<b>rich</b>" }) })`)
@@ -225,7 +277,7 @@ func TestJavaScriptContext(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 	r, err := n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "typescript", Code: "while (true) {}", Timeout: types.Duration(time.Second)})
-	if err != nil || !r.TimedOut || r.Exception == nil || r.Exception.Name != "Interrupted" {
+	if err != nil || !r.TimedOut || r.Error == nil || r.Error.Name != "Interrupted" {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if got := b.value("typescript", "x"); got != "6" {
