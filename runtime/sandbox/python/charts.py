@@ -1,10 +1,11 @@
 # Gives figures of matplotlib a form with their data, which ipykernel publishes beside the picture.
 
 import math
+import sys
 
 from IPython import get_ipython
 from IPython.core.formatters import JSONFormatter
-from traitlets import ObjectName, Unicode
+from traitlets import Unicode
 
 MIME = "application/vnd.doze.chart+json"
 MAX_SERIES = 100  # of all axes of a figure
@@ -12,8 +13,17 @@ MAX_POINTS = 5_000  # of all series of a figure
 
 
 class ChartFormatter(JSONFormatter):
+    # A function for the type of figures would be removed when the code selects a format of pictures.
     format_type = Unicode(MIME)
-    print_method = ObjectName("_repr_doze_chart_")
+
+    def __call__(self, value):
+        figures = sys.modules.get("matplotlib.figure")
+        if figures is None or not isinstance(value, figures.Figure):
+            return None
+        try:
+            return chart(value)
+        except Exception:  # the picture is enough
+            return None
 
 
 def plain(value):
@@ -118,14 +128,5 @@ def chart(figure):
     return {"title": title, "axes": shown, "truncated": truncated}
 
 
-def chart_or_none(figure):
-    try:
-        return chart(figure)
-    except Exception:  # the picture is enough
-        return None
-
-
 display_formatter = get_ipython().display_formatter
-formatter = ChartFormatter(parent=display_formatter)
-formatter.for_type_by_name("matplotlib.figure", "Figure", chart_or_none)
-display_formatter.formatters[MIME] = formatter
+display_formatter.formatters[MIME] = ChartFormatter(parent=display_formatter)
