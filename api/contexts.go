@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -255,9 +256,9 @@ func sendCode(s *eventStream, sb sandbox.Sandbox, run *sandbox.CodeRun, began ti
 		}
 		switch ev.Kind {
 		case jupyter.Stdout:
-			s.send("stdout", "", types.NewOutput([]byte(ev.Text)))
+			sendText(s, "stdout", ev.Text)
 		case jupyter.Stderr:
-			s.send("stderr", "", types.NewOutput([]byte(ev.Text)))
+			sendText(s, "stderr", ev.Text)
 		case jupyter.Result:
 			s.send("result", "", codeValueOf(*ev.Result))
 		case jupyter.Clear:
@@ -268,6 +269,21 @@ func sendCode(s *eventStream, sb sandbox.Sandbox, run *sandbox.CodeRun, began ti
 			s.send("complete", "", types.CodeComplete{CodeEnd: codeEndOf(ev, run.TimedOut(), began)})
 			return
 		}
+	}
+}
+
+// maxCodeText bounds the text of one event, in bytes.
+const maxCodeText = 64 << 10
+
+// sendText sends text in parts. In JSON a byte takes up to six, and clients bound events.
+func sendText(s *eventStream, name, text string) {
+	for len(text) > 0 {
+		n := min(len(text), maxCodeText)
+		for n < len(text) && !utf8.RuneStart(text[n]) {
+			n--
+		}
+		s.send(name, "", types.NewOutput([]byte(text[:n])))
+		text = text[n:]
 	}
 }
 
@@ -292,6 +308,7 @@ type codeOutput struct {
 	clearing       bool // before the next output
 	stdout, stderr strings.Builder
 	results        []types.CodeValue
+	sizes          []int // of the results
 	failure        *types.CodeError
 }
 
@@ -322,7 +339,7 @@ func (o *codeOutput) add(ev jupyter.Event) {
 func (o *codeOutput) clear() {
 	o.stdout.Reset()
 	o.stderr.Reset()
-	o.results, o.size, o.clearing = nil, 0, false
+	o.results, o.sizes, o.size, o.clearing = nil, nil, 0, false
 }
 
 func (o *codeOutput) write(to *strings.Builder, text string) {
@@ -335,22 +352,25 @@ func (o *codeOutput) write(to *strings.Builder, text string) {
 
 // addValue adds a value, or replaces the one that it updates.
 func (o *codeOutput) addValue(v jupyter.Rich) {
-	if o.size += v.Size(); o.size > o.limit {
-		o.size -= v.Size()
+	value, size, i := codeValueOf(v), v.Size(), -1
+	if v.Update && v.DisplayID != "" {
+		i = slices.IndexFunc(o.results, func(old types.CodeValue) bool { return old.DisplayID == v.DisplayID })
+	}
+	replaced := 0
+	if i >= 0 {
+		replaced = o.sizes[i]
+	}
+	if o.size+size-replaced > o.limit {
 		o.truncated = true
 		return
 	}
-	value := codeValueOf(v)
-	if v.Update {
-		for i, old := range o.results {
-			if old.DisplayID == v.DisplayID {
-				value.Main, value.Update = old.Main, false
-				o.results[i] = value
-				return
-			}
-		}
+	o.size += size - replaced
+	if i < 0 {
+		o.results, o.sizes = append(o.results, value), append(o.sizes, size)
+		return
 	}
-	o.results = append(o.results, value)
+	value.Main, value.Update = o.results[i].Main, false
+	o.results[i], o.sizes[i] = value, size
 }
 
 func (o *codeOutput) end(end types.CodeEnd) types.CodeResult {

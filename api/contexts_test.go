@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"strings"
@@ -114,6 +115,45 @@ func TestOutputOfCodeIsBounded(t *testing.T) {
 			t.Errorf("%q: %d bytes, %d results, truncated %v", code, len(got.Stdout), len(got.Results), got.Truncated)
 		}
 	}
+}
+
+func TestValuesWithoutFormsAreBounded(t *testing.T) {
+	s := newInterpreters(t)
+	got := s.run("python", map[string]any{"code": "empty 1000", "max_output_bytes": 10_000})
+	if !got.Truncated || len(got.Results) == 0 || len(got.Results) > 100 {
+		t.Errorf("%d results, truncated %v", len(got.Results), got.Truncated)
+	}
+}
+
+// An update replaces a value, also in the limit.
+func TestUpdatesOfAValueAreNotAdded(t *testing.T) {
+	s := newInterpreters(t)
+	code := "show text/html x"
+	for i := range 100 {
+		code += fmt.Sprintf("\nupdate %d-%s", i, strings.Repeat("x", 1000))
+	}
+	got := s.run("python", map[string]any{"code": code, "max_output_bytes": 10_000})
+	if got.Truncated || len(got.Results) != 1 || !strings.HasPrefix(got.Results[0].Data["text/plain"].(string), "99-") {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestLongTextOfCodeIsSentInParts(t *testing.T) {
+	s := newInterpreters(t)
+	text := strings.Repeat("ä", 100_000)
+	stream := s.open("POST", "/sandbox/box/contexts/python/run", map[string]any{"code": "print " + text, "stream": true})
+	var got strings.Builder
+	for got.Len() < 2*100_000+1 {
+		part := parse[types.Output](t, stream.expect("stdout"))
+		if len(part.Data) > 64<<10 || part.Encoding != "" {
+			t.Fatalf("a part has %d bytes and the encoding %q", len(part.Data), part.Encoding)
+		}
+		got.WriteString(part.Data)
+	}
+	if got.String() != text+"\n" {
+		t.Errorf("got %d bytes", got.Len())
+	}
+	stream.expect("complete")
 }
 
 func TestTimeoutAndInterruptKeepTheContext(t *testing.T) {

@@ -92,7 +92,7 @@ func (in *searchFilesInput) options() (o guest.SearchOptions, err error) {
 	if in.IgnoreCase {
 		o.Content = "(?i)" + o.Content
 	}
-	if _, err := regexp.Compile(o.Content); err != nil {
+	if err := checkExpression(o.Content); err != nil {
 		return o, invalid("query.content", clip(err.Error()), "send a regular expression as of RE2, or literal=true")
 	}
 	return o, nil

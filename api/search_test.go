@@ -53,7 +53,7 @@ func TestFilesAreSearched(t *testing.T) {
 	}
 	for query, code := range map[string]problem.Code{
 		"&name=a/b": problem.RequestInvalid, "&name=[": problem.RequestInvalid, "&name=!a": problem.RequestInvalid, "&name={a,b}": problem.RequestInvalid,
-		"&content=(": problem.RequestInvalid, "&literal=true": problem.RequestInvalid, "&max_results=0": problem.RequestInvalid, "&max_results=1001": problem.RequestInvalid,
+		"&content=(": problem.RequestInvalid, "&content=" + strings.Repeat("x%7B1000%7D", 100): problem.RequestInvalid, "&literal=true": problem.RequestInvalid, "&max_results=0": problem.RequestInvalid, "&max_results=1001": problem.RequestInvalid,
 		"&content=" + strings.Repeat("x", 1001): problem.RequestInvalid,
 	} {
 		s.refused(code, "GET", search+query, nil)

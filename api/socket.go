@@ -196,7 +196,8 @@ func (s *socket) receiveAll(receive func(websocket.MessageType, []byte) error) e
 func (s *socket) noteActivity() { s.active.Store(time.Now().UnixNano()) }
 
 // watch pings a client that is silent for a heartbeat, and closes the connection of one
-// that is silent for stall.
+// that is silent for stall. While a message waits, nothing is read, so that only a ping that
+// cannot be sent shows that the client has disconnected.
 func (s *socket) watch(heartbeat, stall time.Duration) {
 	ticker := time.NewTicker(heartbeat)
 	defer ticker.Stop()
@@ -206,19 +207,29 @@ func (s *socket) watch(heartbeat, stall time.Duration) {
 			return
 		case <-ticker.C:
 		}
-		if s.waiting.Load() {
+		waiting := s.waiting.Load()
+		if waiting {
 			s.noteActivity()
 		}
 		switch silent := time.Since(time.Unix(0, s.active.Load())); {
+		case waiting:
+			if err := s.ping(heartbeat); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+				s.cancel(context.Canceled)
+				s.cut()
+			}
 		case silent >= stall:
 			s.cancel(context.Canceled)
 			s.cut()
 		case silent >= heartbeat:
-			ctx, cancel := context.WithTimeout(s.ctx, heartbeat)
-			s.conn.Ping(ctx)
-			cancel()
+			s.ping(heartbeat)
 		}
 	}
+}
+
+func (s *socket) ping(timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(s.ctx, timeout)
+	defer cancel()
+	return s.conn.Ping(ctx)
 }
 
 // readMessage reads r to its end into buf, growing it as needed.

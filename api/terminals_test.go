@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 
@@ -478,6 +479,26 @@ func TestTerminalDisconnectsLeaveNothing(t *testing.T) {
 	}
 	s.eventually("all streams are closed", func() bool { return s.api.streams.pool.Used() == 0 })
 	s.eventually("no lease is held", func() bool { return s.do("POST", "/sandbox/box/sleep", nil).status == http.StatusOK })
+}
+
+// A client that disconnects while the program does not read what it typed is noticed.
+func TestTerminalWithUnreadInputNoticesADisconnect(t *testing.T) {
+	s := newServer(t, Limits{Heartbeat: 20 * time.Millisecond})
+	s.create("box")
+	w := s.dialTerminal(terminalQuery("id", "main", "command", "stty raw -echo; echo up; exec sleep 1000"))
+	w.sees("up")
+	typed := make(chan error, 1)
+	go func() { // ended by CloseNow
+		var err error
+		for err == nil {
+			err = w.conn.Write(t.Context(), websocket.MessageBinary, bytes.Repeat([]byte("x"), 100_000))
+		}
+		typed <- err
+	}()
+	s.eventually("the input waits", func() bool { return s.do("POST", "/sandbox/box/sleep", nil).status == http.StatusOK })
+	w.conn.CloseNow()
+	<-typed
+	s.eventually("the stream is closed", func() bool { return s.api.streams.pool.Used() == 0 })
 }
 
 // FuzzTerminalMessage parses text messages of clients.

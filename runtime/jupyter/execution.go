@@ -7,10 +7,12 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"io"
 	"regexp"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
 // Kind of an Event.
@@ -82,12 +84,16 @@ type Execution struct {
 	discard     bool          // the caller reads no more
 	truncated   bool
 	interrupted bool
-	failed      bool // an exception was published
-	replied     bool
-	idle        bool // after the last request
-	flushed     bool
-	complete    Event
-	timer       *time.Timer // after the first of the messages that end it
+	// interrupting counts the interrupts that are being sent. They must not reach the next
+	// execution, which begins after them.
+	interrupting int
+	failed       bool // an exception was published
+	succeeded    bool // according to the reply
+	replied      bool
+	idle         bool // after the last request
+	flushed      bool
+	complete     Event
+	timer        *time.Timer // after the first of the messages that end it
 }
 
 // Options of an execution.
@@ -145,9 +151,6 @@ func (k *Kernel) requestExecution(ctx context.Context, id, code string, silent b
 	})
 }
 
-// Idle reports whether the kernel executes no code of this client.
-func (k *Kernel) Idle() bool { return len(k.slot) == 0 }
-
 // Next returns the next event. After Complete it must not be called. Errors: ctx's, ErrLost.
 func (x *Execution) Next(ctx context.Context) (Event, error) {
 	for {
@@ -196,11 +199,35 @@ func (x *Execution) Discard() {
 	x.discard, x.queue, x.held = true, nil, 0
 }
 
-// interrupt makes the end of the execution an exception: some kernels report none.
-func (x *Execution) interrupt() {
+// Interrupt makes the kernel interrupt the code, as Ctrl-C does, and returns when it has received
+// the request. When the code has ended, it does nothing.
+func (x *Execution) Interrupt(ctx context.Context) error {
 	x.mu.Lock()
-	defer x.mu.Unlock()
+	if x.hasEnded() {
+		x.mu.Unlock()
+		return nil
+	}
 	x.interrupted = true
+	x.interrupting++
+	x.mu.Unlock()
+	err := Interrupt(ctx, x.k.connection, x.k.dial, x.k.budget)
+	x.mu.Lock()
+	x.interrupting--
+	last := x.interrupting == 0 && x.hasEnded()
+	x.mu.Unlock()
+	if last {
+		<-x.k.slot
+	}
+	return err
+}
+
+func (x *Execution) hasEnded() bool {
+	select {
+	case <-x.done:
+		return true
+	default:
+		return false
+	}
 }
 
 func (x *Execution) truncate() {
@@ -212,25 +239,26 @@ func (x *Execution) truncate() {
 // end ends the execution; the kernel accepts the next. Only the first call does anything.
 func (x *Execution) end() {
 	x.mu.Lock()
-	select {
-	case <-x.done:
+	if x.hasEnded() {
 		x.mu.Unlock()
 		return
-	default:
 	}
-	if x.interrupted && !x.failed && !x.discard {
+	if x.interrupted && !x.failed && !x.succeeded && !x.discard { // some kernels report no exception
 		x.queue = append(x.queue, Event{Kind: Failed, Error: &Exception{Name: "Interrupted", Message: "the code was interrupted", Traceback: []string{}}})
 	}
 	close(x.done)
 	if x.timer != nil {
 		x.timer.Stop()
 	}
+	interrupting := x.interrupting > 0
 	x.mu.Unlock()
 	x.notify()
 	x.k.mu.Lock()
 	x.k.current = nil
 	x.k.mu.Unlock()
-	<-x.k.slot
+	if !interrupting {
+		<-x.k.slot
+	}
 }
 
 func (x *Execution) notify() {
@@ -246,7 +274,7 @@ func (x *Execution) settle() {
 	x.mu.Lock()
 	all := x.replied && x.flushed && x.idle
 	if !all && x.timer == nil {
-		x.timer = time.AfterFunc(lastMessage, x.end)
+		x.timer = time.AfterFunc(lastMessage, x.endIncomplete)
 	}
 	x.mu.Unlock()
 	if all {
@@ -254,18 +282,27 @@ func (x *Execution) settle() {
 	}
 }
 
+// endIncomplete ends the execution without its last messages.
+func (x *Execution) endIncomplete() {
+	x.mu.Lock()
+	x.truncated = x.truncated || !x.idle || !x.flushed
+	x.mu.Unlock()
+	x.end()
+}
+
 func (x *Execution) onReply(m Message) error {
 	if m.Parent.ID != x.id {
 		return nil
 	}
 	var reply struct {
-		Count int `json:"execution_count"`
+		Status string `json:"status"`
+		Count  int    `json:"execution_count"`
 	}
 	if err := decodeContent(m, &reply); err != nil {
 		return err
 	}
 	x.mu.Lock()
-	x.complete.Count, x.replied = max(0, reply.Count), true
+	x.complete.Count, x.succeeded, x.replied = max(0, reply.Count), reply.Status == "ok", true
 	x.mu.Unlock()
 	x.settle()
 	return nil
@@ -319,9 +356,9 @@ func (x *Execution) onPublished(m Message) error {
 		x.add(Event{Kind: Clear, Wait: clear.Wait})
 	case typeError:
 		var raised struct {
-			Name      string   `json:"ename"`
-			Value     string   `json:"evalue"`
-			Traceback []string `json:"traceback"`
+			Name      string    `json:"ename"`
+			Value     string    `json:"evalue"`
+			Traceback traceback `json:"traceback"`
 		}
 		if err := decodeContent(m, &raised); err != nil {
 			return err
@@ -333,7 +370,11 @@ func (x *Execution) onPublished(m Message) error {
 
 // decodeContent decodes the content of a message, with replacements for invalid UTF-8.
 func decodeContent(m Message, to any) error {
-	if err := json.Unmarshal(bytes.ToValidUTF8(m.Content, []byte("\uFFFD")), to); err != nil {
+	content := []byte(m.Content)
+	if !utf8.Valid(content) {
+		content = bytes.ToValidUTF8(content, []byte("\uFFFD"))
+	}
+	if err := json.Unmarshal(content, to); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrMalformed, cut(m.Header.Type, maxName), err)
 	}
 	return nil
@@ -341,8 +382,8 @@ func decodeContent(m Message, to any) error {
 
 func richOf(m Message) (*Rich, error) {
 	var value struct {
-		Data      map[string]json.RawMessage `json:"data"`
-		Metadata  map[string]json.RawMessage `json:"metadata"`
+		Data      forms `json:"data"`
+		Metadata  forms `json:"metadata"`
 		Transient struct {
 			DisplayID string `json:"display_id"`
 		} `json:"transient"`
@@ -350,14 +391,8 @@ func richOf(m Message) (*Rich, error) {
 	if err := decodeContent(m, &value); err != nil {
 		return nil, err
 	}
-	if len(value.Data) > maxForms || len(value.Metadata) > maxForms {
-		return nil, fmt.Errorf("%w: a value has more than %d forms", ErrMalformed, maxForms)
-	}
 	for mime, data := range value.Data {
-		if len(mime) > maxName {
-			return nil, fmt.Errorf("%w: a MIME type has %d bytes", ErrMalformed, len(mime))
-		}
-		if strings.HasPrefix(mime, "image/") {
+		if strings.HasPrefix(mime, "image/") && mime != "image/svg+xml" {
 			value.Data[mime] = withoutNewlines(data)
 		}
 	}
@@ -367,12 +402,81 @@ func richOf(m Message) (*Rich, error) {
 	}, nil
 }
 
+// forms are values by name. Decoding stops at the first beyond the bounds: a message holds
+// more entries than fit into memory.
+type forms map[string]json.RawMessage
+
+func (f *forms) UnmarshalJSON(b []byte) error {
+	return decodeEntries(b, '{', func(d *json.Decoder, n int) error {
+		name, err := d.Token()
+		if err != nil {
+			return err
+		}
+		text := name.(string) // names of an object are strings
+		if n == maxForms || len(text) > maxName {
+			return fmt.Errorf("more than %d values, or a name of more than %d bytes", maxForms, maxName)
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return err
+		}
+		if *f == nil {
+			*f = forms{}
+		}
+		(*f)[text] = value
+		return nil
+	})
+}
+
+// traceback has the first entries of a traceback.
+type traceback []string
+
+func (t *traceback) UnmarshalJSON(b []byte) error {
+	err := decodeEntries(b, '[', func(d *json.Decoder, n int) error {
+		var entry string
+		if err := d.Decode(&entry); err != nil {
+			return err
+		}
+		if *t = append(*t, entry); n+1 == maxTraceback {
+			return io.EOF
+		}
+		return nil
+	})
+	if err == io.EOF {
+		return nil
+	}
+	return err
+}
+
+// decodeEntries calls decode for the entries of an object or an array; null has none. It returns
+// the first error of decode.
+func decodeEntries(b []byte, begin json.Delim, decode func(d *json.Decoder, n int) error) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	switch token, err := d.Token(); {
+	case err != nil || token == nil:
+		return err
+	case token != begin:
+		return fmt.Errorf("%v where %v is expected", token, begin)
+	}
+	for n := 0; d.More(); n++ {
+		if err := decode(d, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // withoutNewlines removes the newlines of base64, which kernels add at its end or in each line.
 func withoutNewlines(data json.RawMessage) json.RawMessage {
-	if bytes.HasPrefix(data, []byte(`"<`)) { // the text of an SVG
+	var text string
+	if !bytes.Contains(data, []byte(`\n`)) || json.Unmarshal(data, &text) != nil {
 		return data
 	}
-	return bytes.ReplaceAll(data, []byte(`\n`), nil)
+	b, err := json.Marshal(strings.ReplaceAll(text, "\n", ""))
+	if err != nil {
+		panic(err) // of a string
+	}
+	return b
 }
 
 // colors are the escape sequences of terminals in tracebacks.
@@ -386,7 +490,7 @@ func exceptionOf(name, message string, traceback []string) *Exception {
 			if left -= len(line) + 1; left < 0 || len(e.Traceback) == maxTraceback {
 				return e
 			}
-			e.Traceback = append(e.Traceback, line)
+			e.Traceback = append(e.Traceback, strings.Clone(line)) // without the rest of the entry
 		}
 	}
 	return e
@@ -397,12 +501,12 @@ func cut(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	return strings.ToValidUTF8(s[:n], "")
+	return strings.Clone(strings.ToValidUTF8(s[:n], "")) // without the rest of s
 }
 
 // Size returns the memory that the value takes, in bytes.
 func (r *Rich) Size() int {
-	n := len(r.DisplayID)
+	n := eventCost + len(r.DisplayID)
 	for _, forms := range []map[string]json.RawMessage{r.Data, r.Metadata} {
 		for name, data := range forms {
 			n += eventCost + len(name) + len(data)

@@ -75,17 +75,17 @@ const (
 
 // Kernel is a client of a kernel, which executes one piece of code after the other.
 type Kernel struct {
-	key     Signer
-	dial    Dial
-	control uint16 // port
-	budget  *quota.Pool
-	session string
-	shell   *zmtp.Conn
-	iopub   *zmtp.Conn
-	slot    chan struct{} // holds one element while code is executed
-	done    chan struct{} // closed when the connection has ended
-	readers sync.WaitGroup
-	ended   atomic.Int32 // readers that have ended
+	connection Connection
+	key        Signer
+	dial       Dial
+	budget     *quota.Pool
+	session    string
+	shell      *zmtp.Conn
+	iopub      *zmtp.Conn
+	slot       chan struct{} // holds one element while code is executed
+	done       chan struct{} // closed when the connection has ended
+	readers    sync.WaitGroup
+	ended      atomic.Int32 // readers that have ended
 
 	mu      sync.Mutex // guards:
 	current *Execution
@@ -104,7 +104,7 @@ type infoRequest struct {
 // budget, which may be nil.
 func Connect(ctx context.Context, c Connection, dial Dial, budget *quota.Pool) (*Kernel, error) {
 	k := &Kernel{
-		key: Signer(c.Key), dial: dial, control: c.Control, budget: budget, session: rand.Text(),
+		connection: c, key: Signer(c.Key), dial: dial, budget: budget, session: rand.Text(),
 		slot: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	var err error
@@ -203,16 +203,12 @@ func (k *Kernel) disconnect(err error) {
 	k.mu.Unlock()
 }
 
-func (k *Kernel) encode(id, kind string, content any) ([][]byte, error) {
+func (k *Kernel) request(ctx context.Context, id, kind string, content any) error {
 	b, err := json.Marshal(content)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return k.key.Encode(Message{Header: NewHeader(id, k.session, kind), Content: b})
-}
-
-func (k *Kernel) request(ctx context.Context, id, kind string, content any) error {
-	frames, err := k.encode(id, kind, content)
+	frames, err := k.key.Encode(Message{Header: NewHeader(id, k.session, kind), Content: b})
 	if err != nil {
 		return err
 	}
@@ -244,8 +240,7 @@ func (k *Kernel) read(conn *zmtp.Conn, on func(Message) error) {
 			err = on(m)
 		}
 		if err != nil {
-			conn.Close()
-			_, _ = conn.Read() // releases the budget
+			conn.Release()
 			if k.ended.Add(1) == 1 && isEOF(err) {
 				// The other connection may still have messages from before the end.
 				time.AfterFunc(endPause, func() { k.disconnect(err) })
@@ -315,25 +310,30 @@ func (k *Kernel) onIOPub(m Message) error {
 	return nil
 }
 
-// Interrupt makes the kernel interrupt the code that it executes, as Ctrl-C does, and returns
-// when it has received the request. Without code it does nothing.
+// Interrupt calls Interrupt of the code that the kernel executes for this client, if there is any.
 func (k *Kernel) Interrupt(ctx context.Context) error {
-	conn, err := open(ctx, k.dial, k.control, zmtp.Dealer, k.budget)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	id := rand.Text()
-	frames, err := k.encode(id, typeInterrupt, struct{}{})
-	if err != nil {
-		return err
-	}
 	k.mu.Lock()
 	x := k.current
 	k.mu.Unlock()
-	if x != nil {
-		x.interrupt()
+	if x == nil {
+		return nil
+	}
+	return x.Interrupt(ctx)
+}
+
+// Interrupt makes a kernel interrupt what it executes for any client, and returns when it has
+// received the request. A kernel receives it while it executes code.
+func Interrupt(ctx context.Context, c Connection, dial Dial, budget *quota.Pool) error {
+	conn, err := open(ctx, dial, c.Control, zmtp.Dealer, budget)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	id, key := rand.Text(), Signer(c.Key)
+	frames, err := key.Encode(Message{Header: NewHeader(id, rand.Text(), typeInterrupt), Content: []byte("{}")})
+	if err != nil {
+		return err
 	}
 	if err := conn.Write(ctx, frames...); err != nil {
 		return err
@@ -343,7 +343,7 @@ func (k *Kernel) Interrupt(ctx context.Context) error {
 		if err != nil {
 			return cmp.Or(ctx.Err(), err)
 		}
-		m, _, err := k.key.Decode(frames)
+		m, _, err := key.Decode(frames)
 		if err != nil {
 			return err
 		}

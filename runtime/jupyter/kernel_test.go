@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -18,16 +20,20 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // serve starts a fake kernel, which ends with the test.
 func serve(t *testing.T) jupyter.Connection {
 	c := jupyter.NewConnection(jupytertest.Ports(t))
+	serveKernel(t, jupytertest.New(c))
+	return c
+}
+
+func serveKernel(t *testing.T, k *jupytertest.Kernel) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- jupytertest.New(c).Serve(ctx) }()
+	go func() { done <- k.Serve(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) && !errors.Is(err, jupytertest.ErrExit) {
 			t.Error(err)
 		}
 	})
-	return c
 }
 
 func TestFakeKernelConforms(t *testing.T) {
@@ -114,6 +120,106 @@ func TestMessageBeyondTheBudgetIsDropped(t *testing.T) {
 	}
 }
 
+func TestInterruptReleasesTheBudget(t *testing.T) {
+	c := jupyter.NewConnection(jupytertest.Ports(t))
+	fake := jupytertest.New(c)
+	fake.InterruptReply = fmt.Sprintf(`{"status":%q}`, strings.Repeat("x", 1<<20))
+	serveKernel(t, fake)
+	jupytertest.Connect(t, c) // listens
+	budget := quota.New(2 << 20)
+	for range 4 {
+		testkit.NoError(t, "Interrupt", jupyter.Interrupt(testkit.Context(t), c, jupytertest.Dial, budget))
+	}
+	if used := budget.Used(); used != 0 {
+		t.Errorf("%d bytes are still in use", used)
+	}
+}
+
+func TestInterruptOfEndedCodeDoesNotReachTheNext(t *testing.T) {
+	c := jupyter.NewConnection(jupytertest.Ports(t))
+	fake := jupytertest.New(c)
+	serveKernel(t, fake)
+	k := jupytertest.Connect(t, c)
+	first, err := k.Execute(testkit.Context(t), "print x", jupyter.Options{Limit: 1 << 10})
+	testkit.NoError(t, "Execute", err)
+	testkit.Closed(t, "the end of the code", first.Done())
+	second, err := k.Execute(testkit.Context(t), "wait", jupyter.Options{Limit: 1 << 10})
+	testkit.NoError(t, "Execute", err)
+	testkit.NoError(t, "Interrupt", first.Interrupt(testkit.Context(t)))
+	if n := fake.Interrupts.Load(); n != 0 {
+		t.Errorf("%d interrupts arrived", n)
+	}
+	testkit.NoError(t, "Interrupt", second.Interrupt(testkit.Context(t)))
+	testkit.Closed(t, "the end of the code", second.Done())
+}
+
+func TestCodeThatHandlesAnInterruptHasNotFailed(t *testing.T) {
+	k := jupytertest.Connect(t, serve(t))
+	x, err := k.Execute(testkit.Context(t), "print on\nwait\nvalue 2", jupyter.Options{Limit: 1 << 10})
+	testkit.NoError(t, "Execute", err)
+	_, err = x.Next(testkit.Context(t))
+	testkit.NoError(t, "Next", err)
+	testkit.NoError(t, "Interrupt", x.Interrupt(testkit.Context(t)))
+	for _, want := range []jupyter.Kind{jupyter.Result, jupyter.Complete} {
+		if ev, err := x.Next(testkit.Context(t)); err != nil || ev.Kind != want {
+			t.Errorf("%+v, error %v; want an event of kind %d", ev, err, want)
+		}
+	}
+}
+
+func TestShortTextDoesNotRetainItsMessage(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	for kind, content := range map[string]string{
+		"display_data": `{"data":{},"transient":{"display_id":"` + long + `"}}`,
+		"error":        `{"ename":"` + long + `","evalue":"","traceback":["a\n` + long + `"]}`,
+	} {
+		before := heap()
+		events, err := jupyter.Publications(1<<20, kind, []byte(content), 50)
+		testkit.NoError(t, kind, err)
+		if grown := heap() - before; grown > 20<<20 {
+			t.Errorf("%d events %s retain %d bytes", len(events), kind, grown)
+		}
+		runtime.KeepAlive(events)
+	}
+}
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func TestEntriesBeyondTheBoundsAreNotDecoded(t *testing.T) {
+	var forms, lines strings.Builder
+	for i := range 200_000 {
+		fmt.Fprintf(&forms, `"%d":0,`, i)
+		lines.WriteString(`"",`)
+	}
+	before := heapAllocated()
+	_, err := jupyter.Publications(1<<20, "display_data", []byte(`{"data":{`+forms.String()+`"":0}}`), 1)
+	testkit.ErrorIs(t, "too many forms", err, jupyter.ErrMalformed)
+	_, err = jupyter.Publications(1<<20, "display_data", []byte(`{"data":{"`+strings.Repeat("x", 257)+`":0}}`), 1)
+	testkit.ErrorIs(t, "a long name", err, jupyter.ErrMalformed)
+	_, err = jupyter.Publications(1<<20, "display_data", []byte(`{"data":[]}`), 1)
+	testkit.ErrorIs(t, "an array", err, jupyter.ErrMalformed)
+	events, err := jupyter.Publications(1<<20, "error", []byte(`{"traceback":[`+lines.String()+`""]}`), 1)
+	testkit.NoError(t, "traceback", err)
+	if n := len(events[0].Error.Traceback); n != 1000 {
+		t.Errorf("%d lines", n)
+	}
+	if grown := heapAllocated() - before; grown > 16<<20 {
+		t.Errorf("decoding has allocated %d bytes", grown)
+	}
+}
+
+// heapAllocated counts all allocations since the start.
+func heapAllocated() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.TotalAlloc
+}
+
 func TestKernelWithAnotherKeyIsRefused(t *testing.T) {
 	c := serve(t)
 	jupytertest.Connect(t, c)
@@ -158,6 +264,9 @@ func FuzzPublications(f *testing.F) {
 		{"execute_result", `{"data":null}`},
 		{"error", `{"ename":"E","evalue":"v","traceback":["\u001b[31ma\nb"]}`},
 		{"clear_output", `{"wait":true}`},
+		{"display_data", `{"data":{"image/png":"\\n","image/svg+xml":"\n<svg\n>"}}`},
+		{"error", `{"traceback":[1]}`},
+		{"display_data", `{"data":{"a":`},
 		{"status", `{"execution_state":"idle"}`},
 	} {
 		f.Add(seed.kind, []byte(seed.content))

@@ -55,12 +55,12 @@ func (m *Manager) RunCode(ctx context.Context, id ID, name string, spec CodeSpec
 	}
 	r := &CodeRun{lease: lease, client: ctx, limited: ctx, cancel: func() {}}
 	if r.context, err = b.contextFor(ctx, name); err == nil {
-		r.kernel, err = b.connectKernel(ctx, r.context)
-	}
-	if err == nil {
-		if spec.Timeout > 0 {
+		if spec.Timeout > 0 { // not for the start of an interpreter
 			r.limited, r.cancel = context.WithTimeout(ctx, spec.Timeout)
 		}
+		r.kernel, err = b.connectKernel(r.limited, r.context)
+	}
+	if err == nil {
 		r.code, err = r.kernel.Execute(r.limited, spec.Code, jupyter.Options{Limit: spec.Limit, Flush: interpreters[r.context.Language].flush})
 	}
 	if err == nil {
@@ -81,16 +81,13 @@ func (m *Manager) RunCode(ctx context.Context, id ID, name string, spec CodeSpec
 func (b *liveSandbox) contextFor(ctx context.Context, name string) (Context, error) {
 	c, err := b.view.Load().Context(name)
 	if err != nil && isLanguage(name) {
-		c, err = b.startContext(ctx, ContextSpec{ID: name, Language: Language(name)})
+		c, err = b.openContext(ctx, ContextSpec{ID: name, Language: Language(name)})
 		if errors.Is(err, ErrContextExists) { // opened by another call meanwhile
 			c, err = b.view.Load().Context(name)
 		}
 	}
 	return c, err
 }
-
-// Context returns the context that executes the code.
-func (r *CodeRun) Context() Context { return r.context }
 
 // TimedOut reports whether the timeout has interrupted the code.
 func (r *CodeRun) TimedOut() bool { return r.timedOut }
@@ -119,7 +116,7 @@ func (r *CodeRun) Next() (jupyter.Event, error) {
 		}
 		r.timedOut = true
 		r.limited, r.cancel = context.WithTimeout(r.client, interruptTimeout)
-		_ = r.kernel.Interrupt(r.limited) // if it fails, the code goes on until the second timeout
+		_ = r.code.Interrupt(r.limited) // if it fails, the code goes on until the second timeout
 	}
 }
 
@@ -136,7 +133,7 @@ func (r *CodeRun) Close() {
 		defer r.lease.Release()
 		ctx, cancel := context.WithTimeout(ctx, interruptTimeout)
 		defer cancel()
-		_ = r.kernel.Interrupt(ctx)
+		_ = r.code.Interrupt(ctx)
 		select {
 		case <-r.code.Done():
 		case <-r.kernel.Done():

@@ -50,8 +50,8 @@ type ContextSpec struct {
 	Cwd      string // empty: the image's
 	Env      map[string]string
 
-	replace bool // a context with that id that has ended
-	spare   bool // see Context.Spare
+	replaces string // process of the context with that id, which has ended
+	spare    bool   // see Context.Spare
 }
 
 // OpenContexts returns the contexts without spare interpreters.
@@ -127,7 +127,7 @@ func (m *Manager) OpenContext(ctx context.Context, id ID, spec ContextSpec) (Con
 	}
 	defer lease.Release()
 	spec.ID = cmp.Or(spec.ID, newContextID())
-	return lease.b.startContext(ctx, spec)
+	return lease.b.openContext(ctx, spec)
 }
 
 func newContextID() string { return "c-" + strings.ToLower(rand.Text()[:8]) }
@@ -152,11 +152,11 @@ func (m *Manager) InterruptContext(ctx context.Context, id ID, name string) (Con
 	var c Context
 	err := m.onContext(ctx, id, name, func(b *liveSandbox, known Context) error {
 		c = known
-		k := b.openKernel(known.Process)
-		if k == nil {
-			return nil // a kernel without a client executes no code of this node
+		if k := b.openKernel(known.Process); k != nil {
+			return k.Interrupt(ctx)
 		}
-		return k.Interrupt(ctx)
+		// It may execute code of a client that was lost.
+		return jupyter.Interrupt(ctx, known.Kernel, b.dialLoopback, b.kernels.budget)
 	})
 	return c, err
 }
@@ -181,7 +181,11 @@ func (m *Manager) RestartContext(ctx context.Context, id ID, name string) (Conte
 	if err := b.endKernel(ctx, known); err != nil {
 		return Context{}, err
 	}
-	return b.startContext(ctx, ContextSpec{ID: known.ID, Language: known.Language, Cwd: known.Cwd, Env: known.Env, replace: true})
+	c, err := b.openContext(ctx, ContextSpec{ID: known.ID, Language: known.Language, Cwd: known.Cwd, Env: known.Env, replaces: known.Process})
+	if errors.Is(err, ErrContextExists) { // another call has restarted it
+		return b.view.Load().Context(name)
+	}
+	return c, err
 }
 
 // CloseContext ends the interpreter of a context with everything that it started. It wakes the
@@ -240,10 +244,11 @@ func (b *liveSandbox) claimContext(spec ContextSpec, maySpare bool) (c Context, 
 		ID: spec.ID, Language: spec.Language, Cwd: spec.Cwd, Env: spec.Env,
 		State: guest.ProcessRunning, StartedAt: time.Now().UTC(), Process: guest.NewProcessID(), Spare: spec.spare,
 	}
+	var surplus []Context
 	b.change(func(sb *Sandbox) {
 		list := slices.Clone(sb.Contexts)
 		if i := slices.IndexFunc(list, func(old Context) bool { return old.ID == c.ID && !old.Spare && !c.Spare }); i >= 0 {
-			if !spec.replace || list[i].State == guest.ProcessRunning {
+			if list[i].Process != spec.replaces {
 				err = ErrContextExists
 				return
 			}
@@ -269,9 +274,12 @@ func (b *liveSandbox) claimContext(spec ContextSpec, maySpare bool) (c Context, 
 				Want: fmt.Sprintf("use at most %d: put long values into a file", maxContextEnv)}
 		default:
 			c.Kernel = jupyter.NewConnection(freePorts(list))
-			sb.Contexts = newestContexts(append(list, c))
+			sb.Contexts, surplus = newestContexts(append(list, c))
 		}
 	})
+	for _, old := range surplus {
+		b.dropKernel(old.Process)
+	}
 	if err == nil {
 		b.m.journal.dirty(b)
 	}
@@ -291,16 +299,27 @@ func envSize(env map[string]string) (n int) {
 	return n
 }
 
-// newestContexts drops the oldest contexts that have ended, beyond the bound.
-func newestContexts(list []Context) []Context {
-	surplus := len(list) - maxKnownContext
-	return slices.DeleteFunc(list, func(c Context) bool {
-		if surplus <= 0 || c.State == guest.ProcessRunning {
-			return false
+// newestContexts returns the list without the oldest contexts that have ended, beyond the bound,
+// which are surplus.
+func newestContexts(list []Context) (newest, surplus []Context) {
+	for _, c := range list {
+		if len(list)-len(surplus) > maxKnownContext && c.State != guest.ProcessRunning {
+			surplus = append(surplus, c)
+		} else {
+			newest = append(newest, c)
 		}
-		surplus--
-		return true
+	}
+	return newest, surplus
+}
+
+// restoreContext adds a context that has ended, unless there is one with its id.
+func (b *liveSandbox) restoreContext(ended Context) {
+	b.change(func(sb *Sandbox) {
+		if _, err := sb.Context(ended.ID); err != nil {
+			sb.Contexts, _ = newestContexts(append(slices.Clone(sb.Contexts), ended))
+		}
 	})
+	b.m.journal.dirty(b)
 }
 
 // forgetContext removes the context with that kernel.

@@ -259,6 +259,94 @@ func TestContextSurvivesSleepAndARestartOfTheNode(t *testing.T) {
 	mustRun(t, n.Manager, sb.ID, "python", "get x", "NameError")
 }
 
+// The code of a client that the node has lost goes on.
+func TestCodeOfALostClientCanBeInterrupted(t *testing.T) {
+	withInterpreters(t)
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustRun(t, n.Manager, sb.ID, "python", "set x 7", "")
+	ctx, leave := context.WithCancel(t.Context())
+	r, err := n.Manager.RunCode(ctx, sb.ID, "python", sandbox.CodeSpec{Code: "print on\nloop", Limit: 1 << 10})
+	testkit.NoError(t, "RunCode", err)
+	if ev, err := r.Next(); err != nil || ev.Text != "on\n" {
+		t.Fatalf("%+v, %v", ev, err)
+	}
+	n.Crash(t, func() {})
+	leave()
+	_, err = runCode(t, n.Manager, sb.ID, "python", sandbox.CodeSpec{Code: "get x", Timeout: 20 * time.Millisecond})
+	testkit.ErrorIs(t, "code during other code", err, sandbox.ErrContextBusy)
+	_, err = n.Manager.InterruptContext(testkit.Context(t), sb.ID, "python")
+	testkit.NoError(t, "InterruptContext", err)
+	mustRun(t, n.Manager, sb.ID, "python", "get x", "7")
+}
+
+func TestCallerThatLeavesDoesNotEndTheStartOfAnInterpreter(t *testing.T) {
+	withInterpreters(t)
+	start := filepath.Join(t.TempDir(), "start")
+	t.Setenv("KERNEL_WAIT", start)
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	ctx, leave := context.WithCancel(t.Context())
+	first, second := make(chan error, 1), make(chan error, 1)
+	run := func(ctx context.Context, ended chan error) {
+		r, err := m.RunCode(ctx, sb.ID, "python", sandbox.CodeSpec{Code: "value 2", Limit: 1 << 10})
+		if err == nil {
+			_, err = readCode(t, r)
+			r.Close()
+		}
+		ended <- err
+	}
+	go run(ctx, first)
+	testkit.Eventually(t, "the interpreter is being started", func() bool {
+		known, _ := m.ByID(sb.ID)
+		return len(known.Contexts) == 1
+	})
+	go run(testkit.Context(t), second)
+	leave()
+	testkit.ErrorIs(t, "the caller that left", testkit.Receive(t, "its end", first), context.Canceled)
+	testkit.NoError(t, "WriteFile", os.WriteFile(start, nil, 0o600))
+	testkit.NoError(t, "the other caller", testkit.Receive(t, "its end", second))
+}
+
+func TestFailedRestartKeepsTheContext(t *testing.T) {
+	withInterpreters(t)
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	dir := t.TempDir()
+	broken := filepath.Join(t.TempDir(), "broken")
+	_, err := m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{ID: "a", Language: sandbox.Python, Cwd: dir, Env: map[string]string{"KERNEL_EXIT_IF": broken}})
+	testkit.NoError(t, "OpenContext", err)
+	testkit.NoError(t, "WriteFile", os.WriteFile(broken, nil, 0o600))
+	_, err = m.RestartContext(t.Context(), sb.ID, "a")
+	if _, ok := errors.AsType[*sandbox.KernelError](err); !ok {
+		t.Errorf("error %v", err)
+	}
+	_, err = runCode(t, m, sb.ID, "a", sandbox.CodeSpec{Code: "cwd"})
+	wantEnded(t, err)
+	testkit.NoError(t, "Remove", os.Remove(broken))
+	_, err = m.RestartContext(t.Context(), sb.ID, "a")
+	testkit.NoError(t, "RestartContext", err)
+	mustRun(t, m, sb.ID, "a", "cwd", dir)
+}
+
+func TestRestartsAtTheSameTimeRestartTheContext(t *testing.T) {
+	withInterpreters(t)
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	mustRun(t, m, sb.ID, "python", "set x 7", "")
+	errs := make(chan error, 4)
+	for range cap(errs) {
+		go func() {
+			_, err := m.RestartContext(testkit.Context(t), sb.ID, "python")
+			errs <- err
+		}()
+	}
+	for range cap(errs) {
+		testkit.NoError(t, "RestartContext", testkit.Receive(t, "a restart", errs))
+	}
+	mustRun(t, m, sb.ID, "python", "get x", "NameError")
+}
+
 func TestContextsAreBounded(t *testing.T) {
 	withInterpreters(t)
 	m := sandboxtest.New(t)

@@ -63,9 +63,14 @@ const (
 // and 4 KiB, as valid UTF-8 without control characters. After an error it returns the
 // lines before it.
 func (l *Lease) LastOutput(ctx context.Context, process string) string {
+	return l.b.lastOutput(ctx, process)
+}
+
+// lastOutput is Lease.LastOutput of a sandbox that runs.
+func (b *liveSandbox) lastOutput(ctx context.Context, process string) string {
 	ctx, cancel := context.WithTimeout(ctx, lastOutputTime)
 	defer cancel()
-	logs, err := l.b.guest.Logs(ctx, process, false)
+	logs, err := b.guest.Logs(ctx, process, false)
 	if err != nil {
 		return ""
 	}
@@ -75,7 +80,7 @@ func (l *Lease) LastOutput(ctx context.Context, process string) string {
 		ev, err := logs.Next()
 		if err != nil || ev.Process != nil {
 			if err != nil && !errors.Is(err, io.EOF) {
-				l.b.m.log.Debug("failed to read the last output of a process", "sandbox", l.b.id, "error", err)
+				b.m.log.Debug("failed to read the last output of a process", "sandbox", b.id, "error", err)
 			}
 			return lastLines(tail)
 		}

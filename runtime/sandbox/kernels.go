@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -41,8 +40,6 @@ const (
 	// endingWait is how long the guest may take to report the end of a kernel whose connection
 	// has ended.
 	endingWait = 2 * time.Second
-	// maxKernelLog bounds the end of a kernel's output in an error.
-	maxKernelLog = 600
 
 	// Memory for messages above 64 KiB that are being received, of one sandbox and of all.
 	maxSandboxMessages = 48 << 20
@@ -144,11 +141,31 @@ func (b *liveSandbox) dropKernels() {
 	}
 }
 
+// openContext is startContext, which goes on when ctx ends: another call may wait for the kernel.
+func (b *liveSandbox) openContext(ctx context.Context, spec ContextSpec) (Context, error) {
+	var opened Context
+	err := b.m.do(ctx, func(ctx context.Context) error {
+		lease, err := b.m.AcquireRunning(b.id)
+		if err != nil {
+			return err
+		}
+		defer lease.Release()
+		opened, err = b.startContext(ctx, spec)
+		return err
+	})
+	if err != nil { // it may go on
+		return Context{}, err
+	}
+	return opened, nil
+}
+
 // startContext starts the kernel of a new context, or of one that has ended, or uses a spare
-// one. It returns when the kernel is ready. After an error the context does not exist.
+// one. It returns when the kernel is ready. After an error the context does not exist, or is
+// the one that had ended.
 func (b *liveSandbox) startContext(ctx context.Context, spec ContextSpec) (Context, error) {
 	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
+	ended, _ := b.view.Load().Context(spec.ID) // with spec.replaces
 	c, spare, err := b.claimContext(spec, true)
 	if err != nil {
 		return Context{}, err
@@ -158,6 +175,7 @@ func (b *liveSandbox) startContext(ctx context.Context, spec ContextSpec) (Conte
 			return c, nil
 		}
 		b.abandonKernel(ctx, c)
+		spec.replaces = ""
 		if c, _, err = b.claimContext(spec, false); err != nil {
 			return Context{}, err
 		}
@@ -169,19 +187,30 @@ func (b *liveSandbox) startContext(ctx context.Context, spec ContextSpec) (Conte
 	if err == nil {
 		return c, nil
 	}
-	if ended, ok := errors.AsType[*ContextError](err); ok && ended.Known != nil {
-		err = b.startError(ctx, *ended.Known)
+	if lost, ok := errors.AsType[*ContextError](err); ok && lost.Known != nil {
+		err = b.startError(ctx, *lost.Known)
 	}
 	b.abandonKernel(ctx, c)
+	if ended.Process != "" && ended.State != guest.ProcessRunning {
+		b.restoreContext(ended)
+	}
 	return Context{}, err
 }
 
 // abandonKernel ends and forgets a kernel that did not start, also when ctx has ended.
 func (b *liveSandbox) abandonKernel(ctx context.Context, c Context) {
-	if err := b.endKernel(context.WithoutCancel(ctx), c); err != nil {
+	ctx = context.WithoutCancel(ctx)
+	if err := b.endKernel(ctx, c); err != nil {
 		b.m.log.Warn("failed to end a kernel that did not start", "sandbox", b.id, "error", err)
 	}
+	b.removeConnectionFile(ctx, c)
 	b.forgetContext(c.Process)
+}
+
+func (b *liveSandbox) removeConnectionFile(ctx context.Context, c Context) {
+	if err := b.guest.Remove(ctx, connectionFile(c), false, ""); err != nil && !isMissingFile(err) {
+		b.m.log.Warn("failed to remove the connection file of a kernel", "sandbox", b.id, "error", err)
+	}
 }
 
 // startSpares starts the kernels that wait for the first contexts of a sandbox that has just
@@ -263,9 +292,7 @@ func (b *liveSandbox) connectKernel(ctx context.Context, c Context) (*jupyter.Ke
 			return nil, err
 		}
 	}
-	if err := b.guest.Remove(ctx, connectionFile(c), false, ""); err != nil && !isMissingFile(err) {
-		b.m.log.Warn("failed to remove the connection file of a kernel", "sandbox", b.id, "error", err)
-	}
+	b.removeConnectionFile(ctx, c)
 	b.mu.Lock()
 	current := b.kernels.slots[c.Process] == s
 	if current {
@@ -300,13 +327,16 @@ func setUp(ctx context.Context, k *jupyter.Kernel, code string) error {
 	}
 }
 
+// dialLoopback connects to a port of the sandbox.
+func (b *liveSandbox) dialLoopback(ctx context.Context, port uint16) (net.Conn, error) {
+	return b.m.deps.Network.Dial(ctx, b.id, int(b.pid.Load()), port)
+}
+
 // dialKernel connects to a kernel that may still be starting.
 func (b *liveSandbox) dialKernel(ctx context.Context, c Context) (*jupyter.Kernel, error) {
-	dial := func(ctx context.Context, port uint16) (net.Conn, error) {
-		return b.m.deps.Network.Dial(ctx, b.id, int(b.pid.Load()), port)
-	}
+	deadline := time.Now().Add(kernelTimeout)
 	for {
-		k, err := jupyter.Connect(ctx, c.Kernel, dial, b.kernels.budget)
+		k, err := jupyter.Connect(ctx, c.Kernel, b.dialLoopback, b.kernels.budget)
 		if err == nil {
 			return k, nil
 		}
@@ -316,7 +346,7 @@ func (b *liveSandbox) dialKernel(ctx context.Context, c Context) (*jupyter.Kerne
 		if ended := b.kernelEnd(c); ended != nil {
 			return nil, ended
 		}
-		if !errors.Is(err, syscall.ECONNREFUSED) {
+		if !errors.Is(err, syscall.ECONNREFUSED) || time.Now().After(deadline) {
 			return nil, err
 		}
 		if pauseErr := pause(ctx, connectPause); pauseErr != nil {
@@ -367,25 +397,4 @@ func (b *liveSandbox) endKernel(ctx context.Context, c Context) error {
 		b.noteProcess(p)
 	}
 	return err
-}
-
-// lastOutput returns the end of a process's output.
-func (b *liveSandbox) lastOutput(ctx context.Context, process string) string {
-	logs, err := b.guest.Logs(ctx, process, false)
-	if err != nil {
-		return ""
-	}
-	defer logs.Close()
-	var last []byte
-	for {
-		ev, err := logs.Next()
-		if err != nil {
-			if err != io.EOF {
-				return ""
-			}
-			return strings.TrimSpace(string(last))
-		}
-		last = append(last, ev.Data...)
-		last = last[max(0, len(last)-maxKernelLog):]
-	}
 }

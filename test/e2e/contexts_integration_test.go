@@ -236,21 +236,37 @@ func TestKilledNodeLeavesTheContext(t *testing.T) {
 	n := ownNode(t)
 	b := n.newBox(t, image("python"))
 	b.run("python", "x = 7")
-	on, failed := make(chan struct{}), make(chan error, 1)
-	go func() { // ends with the node
-		_, err := n.API.RunCodeStream(testkit.Context(t), b.id, client.RunCodeRequest{
-			Context: "python", Code: "import time; print('on', flush=True)\nfor _ in range(20): time.sleep(0.1)\ny = x + 1",
-		}, client.CodeEvents{Stdout: func([]byte) error { close(on); return nil }})
-		failed <- err
-	}()
-	testkit.Closed(t, "the code's first output", on)
-	b.must(n.Kill())
-	if err := testkit.Receive(t, "the end of the stream", failed); err == nil {
-		t.Error("the code of a killed node has ended")
+	execute := func(code string) (failed chan error) {
+		on := make(chan struct{})
+		failed = make(chan error, 1)
+		go func() { // ends with the node
+			_, err := n.API.RunCodeStream(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "print('on', flush=True)\n" + code},
+				client.CodeEvents{Stdout: func([]byte) error { close(on); return nil }})
+			failed <- err
+		}()
+		testkit.Closed(t, "the code's first output", on)
+		return failed
 	}
-	b.must(n.Start())
+	restart := func(failed chan error) {
+		b.must(n.Kill())
+		if err := testkit.Receive(t, "the end of the stream", failed); err == nil {
+			t.Error("the code of a killed node has ended")
+		}
+		b.must(n.Start())
+	}
+	restart(execute("import time\nfor _ in range(20): time.sleep(0.1)\ny = x + 1"))
 	if got := b.value("python", "y"); got != "8" {
 		t.Errorf("got %s", got)
+	}
+	restart(execute("while True: pass"))
+	_, err := n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "y", Timeout: types.Duration(100 * time.Millisecond)})
+	if !problem.Has(err, problem.ContextBusy) {
+		t.Errorf("during the loop: %v", err)
+	}
+	_, err = n.API.InterruptContext(testkit.Context(t), b.id, "python")
+	testkit.NoError(t, "InterruptContext", err)
+	if got := b.value("python", "y"); got != "8" {
+		t.Errorf("after the loop: %s", got)
 	}
 }
 

@@ -14,7 +14,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/doze-run/doze/runtime/jupyter"
 	"github.com/doze-run/doze/runtime/jupyter/zmtp"
@@ -39,7 +41,8 @@ type Code struct {
 
 // Fake is the code of the fake kernel: one instruction a line. Other instructions are: "exit",
 // "clear", "env NAME", "cwd", "big N", a value of N bytes, "late VALUE", a value that is published
-// with the next request as its parent, and the code of jupyter.FlushDeno.
+// with the next request as its parent, "wait", which an interrupt ends without an exception, "empty N", N
+// values without forms, and the code of jupyter.FlushDeno.
 var Fake = Code{
 	Value: "value 2", Print: "print out\nwarn err", Set: "set x 7", Get: "get x", Raise: "raise Error broken", Error: "Error",
 	Interrupt: "KeyboardInterrupt", Loop: "print on\nloop", Flood: "flood 4194304", Display: "show text/html <b>rich</b>",
@@ -56,6 +59,9 @@ type Kernel struct {
 	// Getenv and Getwd stand for the process.
 	Getenv func(string) string
 	Getwd  func() (string, error)
+	// InterruptReply is the content of the replies to interrupts. Interrupts counts them.
+	InterruptReply string
+	Interrupts     atomic.Int32
 
 	mu          sync.Mutex // guards:
 	subscribers []*zmtp.Conn
@@ -67,7 +73,7 @@ var ErrExit = errors.New("exit")
 
 // New returns a fake kernel.
 func New(c jupyter.Connection) *Kernel {
-	return &Kernel{conn: c, key: jupyter.Signer(c.Key), vars: map[string]string{}}
+	return &Kernel{conn: c, key: jupyter.Signer(c.Key), vars: map[string]string{}, InterruptReply: `{"status":"ok"}`}
 }
 
 // Serve listens on the kernel's ports until ctx ends or the code requests the exit.
@@ -155,12 +161,13 @@ func (k *Kernel) serveControl(ctx context.Context, c *zmtp.Conn) {
 		if !ok {
 			return
 		}
+		k.Interrupts.Add(1)
 		k.mu.Lock()
 		if k.interrupt != nil {
 			k.interrupt()
 		}
 		k.mu.Unlock()
-		k.send(ctx, c, nil, m, "interrupt_reply", `{"status":"ok"}`)
+		k.send(ctx, c, nil, m, "interrupt_reply", k.InterruptReply)
 	}
 }
 
@@ -292,6 +299,16 @@ func (k *Kernel) instruction(ctx, runCtx context.Context, m jupyter.Message, lin
 			return errors.New("KeyboardInterrupt")
 		case <-ctx.Done():
 		}
+	case "wait":
+		select {
+		case <-runCtx.Done():
+		case <-ctx.Done():
+		}
+	case "empty":
+		n, _ := strconv.Atoi(arg)
+		for range n {
+			k.publish(ctx, m, "display_data", object{})
+		}
 	case "flood":
 		n, _ := strconv.Atoi(arg)
 		for ; n > 0; n -= 8 << 10 {
@@ -336,7 +353,8 @@ func Install(t testing.TB) string {
 var interpreters = []string{"python3", "deno"}
 
 // Main is a fake kernel, if the test's binary was started by the name of an interpreter. Then
-// it does not return.
+// it does not return. With the variable KERNEL_WAIT it first waits until that file exists, with
+// KERNEL_EXIT it exits with that code, with KERNEL_EXIT_IF it exits with 2 if that file exists.
 func Main() {
 	if !slices.Contains(interpreters, filepath.Base(os.Args[0])) {
 		return
@@ -346,6 +364,12 @@ func Main() {
 	b, err := os.ReadFile(os.Args[i+1])
 	if err == nil {
 		err = json.Unmarshal(b, &c)
+	}
+	for path := os.Getenv("KERNEL_WAIT"); err == nil && path != "" && !exists(path); {
+		time.Sleep(time.Millisecond)
+	}
+	if path := os.Getenv("KERNEL_EXIT_IF"); err == nil && path != "" && exists(path) {
+		os.Exit(2)
 	}
 	if err == nil && os.Getenv("KERNEL_EXIT") != "" {
 		fmt.Println("unknown option")
@@ -362,4 +386,9 @@ func Main() {
 		os.Exit(3)
 	}
 	os.Exit(1)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }

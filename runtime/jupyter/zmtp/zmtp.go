@@ -335,9 +335,15 @@ func appendFrame(b []byte, flags byte, body []byte) []byte {
 	return append(b, body...)
 }
 
-// Close closes the connection. A Read in progress fails. The last Read must fail, so
-// that it releases the budget.
+// Close closes the connection. A Read in progress fails. The last message counts in the budget
+// until a Read fails, or Release is called.
 func (c *Conn) Close() error { return c.conn.Close() }
+
+// Release closes the connection and releases the last message. The caller is the one that reads.
+func (c *Conn) Release() {
+	c.conn.Close()
+	c.releaseHeld()
+}
 
 // noEOF makes the end of the stream inside a message an error.
 func noEOF(err error) error {
