@@ -60,7 +60,7 @@ func (m *Manager) WaitProcess(ctx context.Context, id ID, idOrName string, w gue
 		return endedBefore(known, w), nil
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		known, err = b.view.Load().Process(known.ID)
-		return WaitResult{WaitResult: guest.WaitResult{Outcome: guest.WaitExpired, Process: known, Detail: "the sandbox was asleep at the end of the wait"}}, err
+		return WaitResult{WaitResult: guest.WaitResult{Outcome: guest.WaitExpired, Process: known, Detail: "the sandbox did not respond at the end of the wait; it may have been asleep"}}, err
 	case err != nil:
 		return WaitResult{}, err
 	}

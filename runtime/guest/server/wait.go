@@ -69,7 +69,7 @@ func (s *Server) condition(ctx context.Context, p *process, w guest.Wait) (condi
 		if err != nil {
 			return nil, refuse(guest.CodeInvalid, "log is not a regular expression: %v", err)
 		}
-		found = append(found, &logCondition{log: p.log, expression: expression})
+		found = append(found, &logCondition{ctx: ctx, log: p.log, expression: expression})
 	}
 	if w.Exit {
 		found = append(found, exitCondition{})

@@ -206,6 +206,32 @@ func TestWaitForALine(t *testing.T) {
 	}
 }
 
+// yes writes faster than its lines are searched.
+func TestWaitForALineEndsWhileTheProcessWrites(t *testing.T) {
+	c, end := serve(t, nil)
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "exec yes"}})
+	waitFor(t, c, p.ID, guest.Wait{Log: "^y$", Timeout: long})
+	r, err := c.WaitProcess(testkit.Context(t), p.ID, guest.Wait{Log: "^never$", Timeout: 20 * time.Millisecond})
+	if err != nil || r.Outcome != guest.WaitExpired || r.Detail == "" {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if r, err := c.WaitProcess(ctx, p.ID, guest.Wait{Log: "^never$", Timeout: long}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a wait that was given up: %+v, %v", r, err)
+	}
+	end() // fails if a handler goes on
+}
+
+func TestLinesBeforeAWaitOfNoTimeCount(t *testing.T) {
+	c := start(t, nil)
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "yes | head -c 200000; echo ready; exec sleep 1000"}})
+	waitFor(t, c, p.ID, guest.Wait{Log: "^ready$", Timeout: long})
+	if r := waitFor(t, c, p.ID, guest.Wait{Log: "^ready$"}); r.Outcome != guest.WaitMet {
+		t.Errorf("got %+v", r)
+	}
+}
+
 func TestLastLineOfAProcessCounts(t *testing.T) {
 	c := start(t, nil)
 	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "printf done; exit 4"}})

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"regexp"
 	"strings"
@@ -27,6 +28,7 @@ var logBuffers = sync.Pool{New: func() any { return new([4 * ringRecord]byte) }}
 
 // logCondition: a line of the output since the process was last started matches.
 type logCondition struct {
+	ctx        context.Context // ends the search
 	log        *processLog
 	expression *regexp.Regexp
 
@@ -47,6 +49,7 @@ func (c *logCondition) holds(p watchedProcess, r *guest.WaitResult) (bool, <-cha
 	buf := logBuffers.Get().(*[4 * ringRecord]byte)
 	defer logBuffers.Put(buf)
 	var again <-chan struct{}
+	_, written := c.log.span()
 	for {
 		part := c.log.read(c.next, buf[:0])
 		c.next, again = part.next, part.changed
@@ -59,6 +62,11 @@ func (c *logCondition) holds(p watchedProcess, r *guest.WaitResult) (bool, <-cha
 		c.changed = time.Now()
 		if c.search(part.frames, r) {
 			return true, nil, 0
+		}
+		// Lines from before the end of the wait count. A process that writes quickly
+		// would have more without an end.
+		if c.next.at >= written && c.ctx.Err() != nil {
+			return false, nil, 0
 		}
 	}
 	if c.lines[0].empty() && c.lines[1].empty() {
