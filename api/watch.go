@@ -173,6 +173,7 @@ var overflowDetails = map[guest.WatchReason]string{
 var stopDetails = map[guest.WatchReason]string{
 	guest.WatchRootDeleted:    "the watched directory was deleted",
 	guest.WatchRootMoved:      "the watched directory was moved; watch its new path",
+	guest.WatchRootUnreadable: "changes were lost, and the watched directory cannot be read again: a directory above it may have moved, or the sandbox may have no open files left",
 	guest.WatchDirectoryLimit: "a new directory exceeds the limits of watches; exclude some directories",
 }
 

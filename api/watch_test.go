@@ -232,3 +232,16 @@ func TestBadWatchesAreRefused(t *testing.T) {
 	}
 	s.refused(problem.WatchLimitExceeded, "GET", watchPath(dir), nil)
 }
+
+func TestReasonsOfWatchesAreDescribed(t *testing.T) {
+	for _, reason := range types.WatchStopReason("").Values() {
+		if reason != types.WatchStopReasonSandboxEnded && stopDetails[guest.WatchReason(reason)] == "" {
+			t.Errorf("%s has no detail", reason)
+		}
+	}
+	for _, reason := range types.WatchOverflowReason("").Values() {
+		if overflowDetails[guest.WatchReason(reason)] == "" {
+			t.Errorf("%s has no detail", reason)
+		}
+	}
+}

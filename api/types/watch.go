@@ -80,11 +80,14 @@ type WatchStopReason string
 const (
 	WatchStopReasonRootDeleted    WatchStopReason = "root_deleted"    // the watched directory
 	WatchStopReasonRootMoved      WatchStopReason = "root_moved"      // the watched directory
+	WatchStopReasonRootUnreadable WatchStopReason = "root_unreadable" // changes were lost, and the watched directory cannot be read again
 	WatchStopReasonDirectoryLimit WatchStopReason = "directory_limit" // a new directory is more than may be watched
 	WatchStopReasonSandboxEnded   WatchStopReason = "sandbox_ended"   // it was stopped or destroyed
 )
 
 // Values returns all reasons.
 func (WatchStopReason) Values() []WatchStopReason {
-	return []WatchStopReason{WatchStopReasonRootDeleted, WatchStopReasonRootMoved, WatchStopReasonDirectoryLimit, WatchStopReasonSandboxEnded}
+	return []WatchStopReason{
+		WatchStopReasonRootDeleted, WatchStopReasonRootMoved, WatchStopReasonRootUnreadable, WatchStopReasonDirectoryLimit, WatchStopReasonSandboxEnded,
+	}
 }

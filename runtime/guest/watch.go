@@ -105,6 +105,7 @@ const (
 	// Of WatchStopped:
 	WatchRootDeleted    WatchReason = "root_deleted"
 	WatchRootMoved      WatchReason = "root_moved"
+	WatchRootUnreadable WatchReason = "root_unreadable" // changes were lost, and the root cannot be read again
 	WatchDirectoryLimit WatchReason = "directory_limit" // a new directory cannot be watched
 )
 
@@ -136,7 +137,7 @@ func (ev *WatchEvent) validate() error {
 		}
 	case WatchStopped:
 		switch ev.Reason {
-		case WatchRootDeleted, WatchRootMoved, WatchDirectoryLimit:
+		case WatchRootDeleted, WatchRootMoved, WatchRootUnreadable, WatchDirectoryLimit:
 			reason = true
 		}
 	}

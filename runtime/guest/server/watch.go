@@ -129,10 +129,19 @@ func (w *watch) run() {
 		w.queue.close()
 		w.watches.directories.Add(-int64(len(w.directories)))
 	}()
-	for w.queue.wait() == nil {
-		reason, err := w.drain()
-		if errors.Is(err, errDirectoryLimit) {
+	for {
+		var reason guest.WatchReason
+		err := w.queue.wait()
+		if err == nil {
+			reason, err = w.drain()
+		}
+		switch {
+		case errors.Is(err, os.ErrClosed): // forget
+			return
+		case errors.Is(err, errDirectoryLimit):
 			reason = guest.WatchDirectoryLimit
+		case err != nil: // of rebuild: no directory is watched any longer
+			reason = guest.WatchRootUnreadable
 		}
 		if reason != "" {
 			w.publish(guest.WatchEvent{Type: guest.WatchStopped, Reason: reason})
@@ -142,7 +151,8 @@ func (w *watch) run() {
 }
 
 // drain handles the changes that were received. It returns the reason if the watch ends.
-// Errors: errDirectoryLimit, or the context's.
+// Errors: errDirectoryLimit, os.ErrClosed, the context's, or one that the root caused when all
+// directories were visited again.
 func (w *watch) drain() (reason guest.WatchReason, err error) {
 	for {
 		c, ok := w.queue.next()

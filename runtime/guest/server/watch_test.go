@@ -685,10 +685,12 @@ func TestUnreadableDirectoriesAreReported(t *testing.T) {
 	after.expect()
 }
 
-func TestLossInTheQueueIsReportedAndTheWatchGoesOn(t *testing.T) {
-	text := mustRead(t, "/proc/sys/fs/inotify/max_queued_events")
+// overflowed returns a watch of a directory in which the script makes more changes than the
+// kernel's queue of $QUEUE events holds.
+func overflowed(t *testing.T, dir, script string) *watched {
+	t.Helper()
 	var queue int
-	if _, err := fmt.Sscan(text, &queue); err != nil {
+	if _, err := fmt.Sscan(mustRead(t, "/proc/sys/fs/inotify/max_queued_events"), &queue); err != nil {
 		t.Fatal(err)
 	}
 	srv, err := server.New(server.Config{RunDir: t.TempDir(), LogDir: t.TempDir(), AnyPeer: true})
@@ -698,16 +700,21 @@ func TestLossInTheQueueIsReportedAndTheWatchGoesOn(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
 	serving.Go(func() { srv.Serve(ctx) })
-	defer serving.Wait()
-	defer cancel()
+	t.Cleanup(serving.Wait)
+	t.Cleanup(cancel)
 	c := guest.NewClient(srv.Socket())
-	defer c.Close()
-	dir := t.TempDir()
-	sh(t, dir, "mkdir -p a/x b")
+	t.Cleanup(func() { c.Close() })
 	w := watch(t, c, dir, nil)
 	proceed := srv.HoldWatches()
-	sh(t, dir, fmt.Sprintf("cd b; seq %d | xargs touch; cd ..; rm -r b; mv a c; mkdir -p new/deep", queue))
+	sh(t, dir, fmt.Sprintf("QUEUE=%d; %s", queue, script))
 	proceed()
+	return w
+}
+
+func TestLossInTheQueueIsReportedAndTheWatchGoesOn(t *testing.T) {
+	dir := t.TempDir()
+	sh(t, dir, "mkdir -p a/x b")
+	w := overflowed(t, dir, "cd b; seq $QUEUE | xargs touch; cd ..; rm -r b; mv a c; mkdir -p new/deep")
 	for w.line(w.next()) != "overflow queue_full" {
 	}
 	// Whatever happened meanwhile, all directories are watched where they are.
@@ -719,4 +726,20 @@ func TestLossInTheQueueIsReportedAndTheWatchGoesOn(t *testing.T) {
 		}
 	}
 	testkit.Diff(t, "events", got, []string{"create c/x/1/", "create new/deep/2/", "move c d/", "create d/x/3/"})
+}
+
+// It must not end silently: the client would believe that nothing changes.
+func TestWatchThatCannotVisitItsRootAgainStops(t *testing.T) {
+	dir := t.TempDir()
+	sh(t, dir, "mkdir -p above/between/root")
+	// No directory can be opened below a link to itself.
+	w := overflowed(t, filepath.Join(dir, "above/between/root"), "seq $QUEUE | xargs touch; touch one more; mv ../../../above ../../../moved; ln -s above ../../../above")
+	for {
+		if ev := w.next(); ev.Type == guest.WatchStopped {
+			if ev.Reason != guest.WatchRootUnreadable {
+				t.Errorf("stopped: %s", ev.Reason)
+			}
+			break
+		}
+	}
 }
