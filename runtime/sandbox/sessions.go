@@ -100,7 +100,7 @@ func (m *Manager) CloseSession(ctx context.Context, id ID, session string) (Sess
 		return Session{}, err
 	}
 	if known.State == guest.ProcessLost {
-		b.forgetSession(session)
+		b.forgetSession(known)
 		return known, nil
 	}
 	lease, err := m.Acquire(ctx, id, CauseSession)
@@ -116,7 +116,7 @@ func (m *Manager) CloseSession(ctx context.Context, id ID, session string) (Sess
 	default:
 		known.Session = s
 	}
-	b.forgetSession(session)
+	b.forgetSession(known)
 	return known, nil
 }
 
@@ -146,8 +146,13 @@ func isMissingSession(err error) bool {
 	return ok && refused.Code == guest.CodeNoSession
 }
 
-func (b *liveSandbox) forgetSession(id string) {
-	b.change(func(sb *Sandbox) { sb.Sessions = withoutSession(sb.Sessions, id) })
+// forgetSession forgets a closed session, unless another one has been opened with its id since.
+func (b *liveSandbox) forgetSession(closed Session) {
+	b.change(func(sb *Sandbox) {
+		if now, err := sb.Session(closed.ID); err == nil && !now.StartedAt.After(closed.StartedAt) {
+			sb.Sessions = withoutSession(sb.Sessions, closed.ID)
+		}
+	})
 	b.m.journal.dirty(b)
 }
 

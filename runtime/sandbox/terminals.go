@@ -115,7 +115,7 @@ func (m *Manager) CloseTerminal(ctx context.Context, id ID, terminal string) (Te
 	case !missing: // otherwise it has ended meanwhile
 		return Terminal{}, err
 	}
-	b.forgetTerminal(terminal)
+	b.forgetTerminal(known)
 	return known, nil
 }
 
@@ -126,7 +126,8 @@ func onTerminal[T any](ctx context.Context, m *Manager, id ID, terminal string, 
 	if err != nil {
 		return none, err
 	}
-	if known, err := b.view.Load().Terminal(terminal); err == nil && known.Reason != "" {
+	known, unknown := b.view.Load().Terminal(terminal)
+	if known.Reason != "" {
 		return none, b.missingTerminal(terminal)
 	}
 	lease, err := m.Rouse(ctx, id, CauseTerminal)
@@ -140,8 +141,8 @@ func onTerminal[T any](ctx context.Context, m *Manager, id ID, terminal string, 
 	result, err := do(b)
 	if refused, ok := errors.AsType[*guest.Error](err); ok && refused.Code == guest.CodeNoTerminal {
 		err = b.missingTerminal(terminal)
-		if known, _ := b.view.Load().Terminal(terminal); known.Reason == "" {
-			b.forgetTerminal(terminal)
+		if now, _ := b.view.Load().Terminal(terminal); unknown == nil && now.Reason == "" {
+			b.forgetTerminal(known)
 		}
 	}
 	return result, err
@@ -153,8 +154,13 @@ func (b *liveSandbox) missingTerminal(id string) error {
 	return &TerminalError{Terminal: cutText(id, maxEventText), Reason: known.Reason}
 }
 
-func (b *liveSandbox) forgetTerminal(id string) {
-	b.change(func(sb *Sandbox) { sb.Terminals = withoutTerminal(sb.Terminals, id) })
+// forgetTerminal forgets a closed terminal, unless another one has been opened with its id since.
+func (b *liveSandbox) forgetTerminal(closed Terminal) {
+	b.change(func(sb *Sandbox) {
+		if now, err := sb.Terminal(closed.ID); err == nil && !now.StartedAt.After(closed.StartedAt) {
+			sb.Terminals = withoutTerminal(sb.Terminals, closed.ID)
+		}
+	})
 	b.m.journal.dirty(b)
 }
 
