@@ -88,18 +88,19 @@ func (m *Manager) InterruptSession(ctx context.Context, id ID, session string) (
 }
 
 // CloseSession ends the shell of a session and everything that it started: SIGHUP and SIGTERM,
-// SIGKILL after a grace. It wakes the sandbox unless the session has ended with it. Errors:
-// *SessionError.
+// SIGKILL after a grace. It wakes the sandbox if it is asleep. A stopped sandbox has no shells, and
+// is not woken. Errors: *SessionError.
 func (m *Manager) CloseSession(ctx context.Context, id ID, session string) (Session, error) {
 	b, err := m.live(id)
 	if err != nil {
 		return Session{}, err
 	}
-	known, err := b.view.Load().Session(session)
+	view := b.view.Load()
+	known, err := view.Session(session)
 	if err != nil {
 		return Session{}, err
 	}
-	if known.State == guest.ProcessLost {
+	if known.State == guest.ProcessLost || known.State == guest.ProcessExited && view.State == StateStopped {
 		b.forgetSession(known)
 		return known, nil
 	}

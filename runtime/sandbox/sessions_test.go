@@ -119,3 +119,26 @@ func TestSessionAndTerminalThatAreOpenedAgainDuringTheirCloseStay(t *testing.T) 
 		}
 	}
 }
+
+// The guest that knew it has ended.
+func TestCloseOfAnExitedSessionDoesNotStartAStoppedSandbox(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	events, exit := make(chan guest.Event), 3
+	n.Engine.HandleGuest(hostile(sends(events)))
+	sb := create(t, n.Manager, "app")
+	s := guest.Session{ID: "dev", PID: 7, Shell: "bash", Cwd: "/", State: guest.ProcessExited, ExitCode: &exit, StartedAt: time.Now()}
+	events <- guest.Event{Type: guest.EventSession, Session: &s}
+	known := func() int {
+		sb, _ := n.Manager.ByID(sb.ID)
+		return len(sb.Sessions)
+	}
+	testkit.Eventually(t, "the session is known", func() bool { return known() == 1 })
+	mustStop(t, n.Manager, sb.ID)
+	closed, err := n.Manager.CloseSession(t.Context(), sb.ID, "dev")
+	if err != nil || closed.State != guest.ProcessExited || *closed.ExitCode != 3 {
+		t.Errorf("closed %+v, %v", closed, err)
+	}
+	if got := stateOf(t, n.Manager, sb.ID); got != sandbox.StateStopped || known() != 0 {
+		t.Errorf("the sandbox is %s, and has %d sessions", got, known())
+	}
+}
