@@ -122,6 +122,9 @@ func (c *Client) session(ctx context.Context, r request) (Session, error) {
 
 // validate refuses an invalid session.
 func (s *Session) validate() error {
+	if s.State != ProcessRunning && s.State != ProcessExited {
+		return fmt.Errorf("guest reported a session that is %q", Shorten(string(s.State), 20))
+	}
 	if s.PID <= 0 || s.ID == "" || len(s.ID) > maxTerminalID || len(s.Command) > MaxSessionCommand || len(s.Shell) > maxSignal || len(s.Cwd) > maxCwd {
 		return fmt.Errorf("guest reported the unusable session %q with the pid %d", Shorten(s.ID, 20), s.PID)
 	}

@@ -104,6 +104,7 @@ func (sb *Sandbox) validate() error {
 	return cmp.Or(
 		validateName(sb.Name),
 		validateEnv(sb.Env),
+		sb.validateStoredEnv(),
 		validateLabels(sb.Labels),
 		validateIdle("sleep_after", sb.SleepAfter),
 		validateIdle("stop_after", sb.StopAfter),

@@ -128,6 +128,27 @@ func TestUnreadableTimelineIsNotOverwritten(t *testing.T) {
 	}
 }
 
+// Otherwise it would delay the records of all sandboxes, and fill the node's log.
+func TestRecordThatTheStoreRefusesIsWrittenAfterItsNextChange(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	n.Store.Hook(func(op string, _ []sandbox.Event) error {
+		if op == "put" {
+			return &sandbox.InvalidError{Field: "sandbox", Reason: "its record is too large", Want: "make env smaller"}
+		}
+		return nil
+	})
+	mustSleep(t, n.Manager, sb.ID)
+	n.Log.Await("failed to write a record, which the store refuses")
+	n.Store.Hook(nil)
+	acquire(t, n.Manager, sb.ID).Release()
+	mustSleep(t, n.Manager, sb.ID)
+	testkit.Eventually(t, "the next change is written", func() bool { return n.Store.Record(t, sb.ID).State == sandbox.StateAsleep })
+	if n.Log.Contains("trying again") {
+		t.Error("the record is written again without a change")
+	}
+}
+
 func TestListDuringARenameShowsItOnce(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "old")

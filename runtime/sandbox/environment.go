@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -47,7 +48,7 @@ func (b *liveSandbox) updateEnvironment(ctx context.Context, changes map[string]
 			after.EnvChanges[name] = value
 		}
 	}
-	if err := validateEnv(after.Environment()); err != nil {
+	if err := cmp.Or(validateEnv(after.Environment()), after.validateStoredEnv()); err != nil {
 		return err
 	}
 	err := b.changeSaved(ctx,

@@ -138,13 +138,19 @@ func (j *journal) flush(ctx context.Context) error {
 }
 
 // save writes records, and queues those again that the disk refuses. It returns one of
-// the errors, which are all alike and may be thousands.
+// the errors, which are all alike and may be thousands. A record that the store refuses with
+// *InvalidError, and would always refuse, is written again after its next change only: otherwise it
+// would delay all others.
 func (j *journal) save(ctx context.Context, sandboxes map[*liveSandbox]struct{}) error {
 	var saves errgroup.Group
 	saves.SetLimit(journalSaves)
 	for b := range sandboxes {
 		saves.Go(func() error {
 			err := b.save(ctx)
+			if _, invalid := errors.AsType[*InvalidError](err); invalid {
+				j.logger.Error("failed to write a record, which the store refuses", "sandbox", b.id, "error", err)
+				return nil
+			}
 			if err != nil {
 				j.mu.Lock()
 				defer j.mu.Unlock()

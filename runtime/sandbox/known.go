@@ -10,13 +10,18 @@ import (
 
 // Bounds of what the node stores of a guest's reports, in bytes as the store encodes them. A
 // record may have 800 KiB; a guest that could fill it would prevent all further writes of
-// its sandbox's record.
+// its sandbox's record. Together with the bounds of what clients set (environment, labels, ports,
+// contexts, declared processes), they leave 16 KiB: see TestLargestRecordIsStored.
 const (
 	maxProcesses    = 512
 	maxProcessText  = 4 << 10   // one text of a process
 	maxKnownText    = 128 << 10 // all processes of a sandbox
 	maxEventText    = 512       // one text of a process in an event
-	processOverhead = 256       // more than the rest of a process takes
+	processOverhead = 320       // more than the rest of a process takes
+	// maxBriefText is for one text of a session or terminal. Their ids, and programs, have 64
+	// plain characters at most, and their commands 256 bytes.
+	maxBriefText = 256
+	maxKnownID   = 128
 )
 
 // noteProcess stores a process as last known and adds its start and end to the timeline.

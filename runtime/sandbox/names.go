@@ -15,9 +15,11 @@ import (
 const (
 	maxEnv        = 256
 	maxEnvBytes   = 64 << 10
+	maxEnvStored  = 128 << 10 // of Env and EnvChanges, as JSON
 	maxLabels     = 64
 	maxLabelKey   = 63
 	maxLabelValue = 255
+	maxLabelBytes = 32 << 10 // of all labels, as JSON
 	maxImage      = 512
 	maxPorts      = 64
 	// A shorter time would put a sandbox to sleep between two requests of one page.
@@ -92,9 +94,28 @@ func validateEnv(env map[string]string) error {
 	return nil
 }
 
+// validateStoredEnv bounds what the environment takes in the record.
+func (sb *Sandbox) validateStoredEnv() error {
+	stored := envSize(sb.Env)
+	for name, value := range sb.EnvChanges {
+		stored += written(name) + 8
+		if value != nil {
+			stored += written(*value)
+		}
+	}
+	if stored > maxEnvStored {
+		return &InvalidError{Field: "env", Reason: fmt.Sprintf("has %d bytes as JSON with the environment that the sandbox was created with", stored),
+			Want: fmt.Sprintf("at most %d are stored: put long values into a file", maxEnvStored)}
+	}
+	return nil
+}
+
 func validateLabels(labels map[string]string) error {
 	if len(labels) > maxLabels {
 		return &InvalidError{Field: "labels", Reason: fmt.Sprintf("there are %d", len(labels)), Want: fmt.Sprintf("at most %d are allowed", maxLabels)}
+	}
+	if stored := envSize(labels); stored > maxLabelBytes {
+		return &InvalidError{Field: "labels", Reason: fmt.Sprintf("have %d bytes as JSON", stored), Want: fmt.Sprintf("at most %d are allowed", maxLabelBytes)}
 	}
 	for k, v := range labels {
 		if len(k) > maxLabelKey || !labelKeyPattern.MatchString(k) {

@@ -89,12 +89,17 @@ func endedBefore(p guest.Process, w guest.Wait) WaitResult {
 	return r
 }
 
+// shortenListening cuts the texts of ports. The client has checked the rest.
+func shortenListening(list []guest.Listening) {
+	for i := range list {
+		list[i].Program = cutText(list[i].Program, maxKnownID)
+	}
+}
+
 // noteListening stores the ports as last known, and adds those that were opened and closed
 // to the timeline.
 func (b *liveSandbox) noteListening(now []guest.Listening) {
-	for i := range now {
-		now[i].Program = cutText(now[i].Program, maxEventText)
-	}
+	shortenListening(now)
 	var before []guest.Listening
 	b.change(func(sb *Sandbox) {
 		now = sb.withoutKernels(now)

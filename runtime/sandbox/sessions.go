@@ -9,7 +9,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// Bounds of the sessions that the node stores. They take less than 240 KiB of the sandbox's
+// Bounds of the sessions that the node stores. They take less than 100 KiB of the sandbox's
 // record.
 const (
 	maxSessions      = 144 // more than a guest runs
@@ -172,10 +172,19 @@ func withoutSession(list []Session, id string) []Session {
 	return slices.DeleteFunc(slices.Clone(list), func(s Session) bool { return s.ID == id })
 }
 
+// shortenSession cuts every text of a session. The client has checked the others.
+func shortenSession(s guest.Session) guest.Session {
+	s.ID, s.Shell, s.Cwd = cutText(s.ID, maxKnownID), cutText(s.Shell, maxKnownID), cutText(s.Cwd, maxBriefText)
+	s.Command = cutText(s.Command, maxBriefText)
+	if s.State == guest.ProcessRunning {
+		s.Command, s.ExitedAt = "", nil
+	}
+	return s
+}
+
 // noteSession stores a session as last known.
 func (b *liveSandbox) noteSession(s guest.Session) {
-	s.ID, s.Shell, s.Cwd = cutText(s.ID, maxEventText), cutText(s.Shell, maxEventText), cutText(s.Cwd, maxEventText)
-	s.Command, s.Signal = cutText(s.Command, maxEventText), cutText(s.Signal, maxEventText)
+	s = shortenSession(s)
 	b.change(func(sb *Sandbox) {
 		if old, err := sb.Session(s.ID); err == nil && staleSession(s, old) {
 			return

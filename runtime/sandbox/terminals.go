@@ -11,7 +11,7 @@ import (
 )
 
 // maxTerminals bounds the terminals that the node stores: more than a guest runs. They take less
-// than 160 KiB of the sandbox's record.
+// than 96 KiB of the sandbox's record.
 const maxTerminals = 144
 
 // Terminal is a terminal as last known.
@@ -168,9 +168,15 @@ func withoutTerminal(list []Terminal, id string) []Terminal {
 	return slices.DeleteFunc(slices.Clone(list), func(t Terminal) bool { return t.ID == id })
 }
 
+// shortenTerminal cuts every text of a terminal. The client has checked the others.
+func shortenTerminal(t guest.Terminal) guest.Terminal {
+	t.ID, t.Command = cutText(t.ID, maxKnownID), cutText(t.Command, maxBriefText)
+	return t
+}
+
 // noteTerminal stores a terminal as last known.
 func (b *liveSandbox) noteTerminal(t guest.Terminal) {
-	t.ID, t.Command, t.Signal = cutText(t.ID, maxEventText), cutText(t.Command, maxEventText), cutText(t.Signal, maxEventText)
+	t = shortenTerminal(t)
 	b.change(func(sb *Sandbox) {
 		if old, err := sb.Terminal(t.ID); err == nil && staleTerminal(t, old) {
 			return
