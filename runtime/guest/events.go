@@ -27,8 +27,8 @@ func (c *Client) Events(ctx context.Context) (*EventStream, error) {
 	return &EventStream{response: a, lines: newLines(a)}, nil
 }
 
-// maxEventSessions bounds the ids of one EventSessions: twice the sessions of a guest.
-const maxEventSessions = 288
+// maxEventIDs bounds the ids of one EventTerminals or EventSessions: twice as many as a guest has.
+const maxEventIDs = 288
 
 // Next waits for the next event. The stream has no end of its own: when the
 // guest goes away, or drops a reader that is too slow, Next returns ErrLost.
@@ -51,7 +51,9 @@ func (s *EventStream) Next() (Event, error) {
 		return ev, ev.Terminal.check()
 	case ev.Type == EventSession && ev.Session != nil:
 		return ev, ev.Session.validate()
-	case ev.Type == EventSessions && len(ev.Sessions) <= maxEventSessions:
+	case ev.Type == EventTerminals && len(ev.Terminals) <= maxEventIDs:
+		return ev, nil
+	case ev.Type == EventSessions && len(ev.Sessions) <= maxEventIDs:
 		return ev, nil
 	case ev.Type == EventPorts:
 		return ev, checkListening(ev.Ports)

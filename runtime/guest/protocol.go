@@ -225,26 +225,28 @@ type ListOptions struct {
 type EventType string
 
 const (
-	EventProcess  EventType = "process"  // a process started, exited or was restarted
-	EventTerminal EventType = "terminal" // a terminal was opened or closed, or its program has ended
-	EventSession  EventType = "session"  // a session was opened or closed, or its shell has ended
-	EventSessions EventType = "sessions" // the ids of all sessions, for a reader that may have missed events
-	EventPorts    EventType = "ports"    // processes listen on other ports than before
-	EventHold     EventType = "hold"     // a process in the sandbox requests a hold
+	EventProcess   EventType = "process"   // a process started, exited or was restarted
+	EventTerminal  EventType = "terminal"  // a terminal was opened or closed, or its program has ended
+	EventTerminals EventType = "terminals" // the ids of all terminals, for a reader that may have missed events
+	EventSession   EventType = "session"   // a session was opened or closed, or its shell has ended
+	EventSessions  EventType = "sessions"  // the ids of all sessions, for a reader that may have missed events
+	EventPorts     EventType = "ports"     // processes listen on other ports than before
+	EventHold      EventType = "hold"      // a process in the sandbox requests a hold
 )
 
 // Event is one line of the guest's event stream, newline-delimited JSON. On
 // connection the guest first sends an event for every process, terminal and session that it knows,
-// and one with the ports. Readers after the first one also get EventSessions: the guest drops a
-// reader that is too slow, which then learns of sessions that were closed meanwhile.
+// and one with the ports. Readers after the first one also get EventTerminals and EventSessions:
+// the guest drops a reader that is too slow, which then learns of those that were closed meanwhile.
 type Event struct {
-	Type     EventType     `json:"type"`
-	Process  *Process      `json:"process,omitempty"`
-	Terminal *Terminal     `json:"terminal,omitempty"`
-	Session  *Session      `json:"session,omitempty"`
-	Sessions []string      `json:"sessions,omitempty"`
-	Ports    []Listening   `json:"ports,omitempty"` // all of them, in order
-	Hold     time.Duration `json:"hold,omitempty"`  // from now
+	Type      EventType     `json:"type"`
+	Process   *Process      `json:"process,omitempty"`
+	Terminal  *Terminal     `json:"terminal,omitempty"`
+	Terminals []string      `json:"terminals,omitempty"`
+	Session   *Session      `json:"session,omitempty"`
+	Sessions  []string      `json:"sessions,omitempty"`
+	Ports     []Listening   `json:"ports,omitempty"` // all of them, in order
+	Hold      time.Duration `json:"hold,omitempty"`  // from now
 }
 
 // Error is the body of a refusal or failure: JSON, with a status of 400 (bad request), 403,

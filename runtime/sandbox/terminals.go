@@ -164,6 +164,17 @@ func (b *liveSandbox) forgetTerminal(closed Terminal) {
 	b.m.journal.dirty(b)
 }
 
+// forgetTerminalsExcept forgets the terminals that the guest no longer knows. Those that were lost
+// with an earlier guest stay.
+func (b *liveSandbox) forgetTerminalsExcept(ids []string) {
+	b.change(func(sb *Sandbox) {
+		sb.Terminals = slices.DeleteFunc(slices.Clone(sb.Terminals), func(t Terminal) bool {
+			return t.Reason == "" && !slices.Contains(ids, t.ID)
+		})
+	})
+	b.m.journal.dirty(b)
+}
+
 func withoutTerminal(list []Terminal, id string) []Terminal {
 	return slices.DeleteFunc(slices.Clone(list), func(t Terminal) bool { return t.ID == id })
 }

@@ -112,3 +112,29 @@ func TestUnknownTerminalIsForgotten(t *testing.T) {
 		t.Errorf("known are %s", got)
 	}
 }
+
+// A reader of events that was too slow may have missed that a terminal was closed.
+func TestClosedTerminalIsForgottenAlthoughItsEventWasMissed(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	events := make(chan guest.Event)
+	n.Engine.HandleGuest(hostile(sends(events)))
+	sb := create(t, n.Manager, "app")
+	send := func(id string) {
+		term := guest.Terminal{ID: id, PID: 7, Command: "sh", State: guest.ProcessRunning, StartedAt: time.Now()}
+		events <- guest.Event{Type: guest.EventTerminal, Terminal: &term}
+	}
+	send("lost")
+	testkit.Eventually(t, "the terminal is known", func() bool { return terminalsOf(t, n.Manager, sb.ID) == "lost running" })
+	mustStop(t, n.Manager, sb.ID)
+	acquire(t, n.Manager, sb.ID).Release()
+	send("main")
+	send("build")
+	const lost = "lost lost requested"
+	testkit.Eventually(t, "all terminals are known", func() bool {
+		return terminalsOf(t, n.Manager, sb.ID) == lost+", main running, build running"
+	})
+	events <- guest.Event{Type: guest.EventTerminals, Terminals: []string{"build"}}
+	testkit.Eventually(t, "the closed terminal is forgotten", func() bool { return terminalsOf(t, n.Manager, sb.ID) == lost+", build running" })
+	events <- guest.Event{Type: guest.EventTerminals}
+	testkit.Eventually(t, "no terminal runs", func() bool { return terminalsOf(t, n.Manager, sb.ID) == lost })
+}

@@ -110,6 +110,8 @@ func (b *liveSandbox) onGuestEvent(ev guest.Event) {
 		b.noteProcess(*ev.Process)
 	case ev.Type == guest.EventTerminal && ev.Terminal != nil:
 		b.noteTerminal(*ev.Terminal)
+	case ev.Type == guest.EventTerminals:
+		b.forgetTerminalsExcept(ev.Terminals)
 	case ev.Type == guest.EventSession && ev.Session != nil:
 		b.noteSession(*ev.Session)
 	case ev.Type == guest.EventSessions:

@@ -239,8 +239,10 @@ func (ps *processes) subscribe() subscriber {
 	ts := ps.server.terminals
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
+	terminals := guest.Event{Type: guest.EventTerminals}
 	for _, view := range ts.views() {
 		first = append(first, guest.Event{Type: guest.EventTerminal, Terminal: &view})
+		terminals.Terminals = append(terminals.Terminals, view.ID)
 	}
 	l := ps.server.sessions
 	l.mu.Lock()
@@ -256,7 +258,7 @@ func (ps *processes) subscribe() subscriber {
 	if ps.server.cfg.ReportPorts {
 		first = append(first, open.event())
 	}
-	return ps.server.events.subscribe(first, sessions)
+	return ps.server.events.subscribe(first, terminals, sessions)
 }
 
 func (ps *processes) list() []guest.Process {

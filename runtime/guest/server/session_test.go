@@ -600,35 +600,44 @@ func TestSessionEvents(t *testing.T) {
 	}
 }
 
-func TestLaterReadersLearnWhichSessionsThereAre(t *testing.T) {
+func TestLaterReadersLearnWhichSessionsAndTerminalsThereAre(t *testing.T) {
 	c := start(t, nil)
 	for _, id := range []string{"a", "b"} {
 		if _, err := c.OpenSession(t.Context(), guest.SessionSpec{ID: id}); err != nil {
 			t.Fatal(err)
 		}
+		if _, err := c.OpenTerminal(t.Context(), guest.TerminalSpec{ID: id, Command: guest.Command{Argv: []string{"cat"}}}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	first, err := c.Events(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer first.Close()
+	first := subscribe(t, c)
 	for _, id := range []string{"a", "b"} {
-		if ev, err := first.Next(); err != nil || ev.Session == nil || ev.Session.ID != id {
-			t.Fatalf("%+v, %v", ev, err)
+		if ev := next(t, first); ev.Terminal == nil || ev.Terminal.ID != id {
+			t.Fatalf("%+v", ev)
+		}
+	}
+	for _, id := range []string{"a", "b"} {
+		if ev := next(t, first); ev.Session == nil || ev.Session.ID != id {
+			t.Fatalf("%+v", ev)
 		}
 	}
 	if _, err := c.CloseSession(t.Context(), "a", 0); err != nil {
 		t.Fatal(err)
 	}
-	second, err := c.Events(t.Context())
-	if err != nil {
+	if _, err := c.CloseTerminal(t.Context(), "b", 0); err != nil {
 		t.Fatal(err)
 	}
-	defer second.Close()
-	if ev, err := second.Next(); err != nil || ev.Session == nil || ev.Session.ID != "b" {
-		t.Errorf("%+v, %v", ev, err)
+	second := subscribe(t, c)
+	if ev := next(t, second); ev.Terminal == nil || ev.Terminal.ID != "a" {
+		t.Errorf("%+v", ev)
 	}
-	if ev, err := second.Next(); err != nil || ev.Type != guest.EventSessions || !slices.Equal(ev.Sessions, []string{"b"}) {
-		t.Errorf("%+v, %v", ev, err)
+	if ev := next(t, second); ev.Session == nil || ev.Session.ID != "b" {
+		t.Errorf("%+v", ev)
+	}
+	if ev := next(t, second); ev.Type != guest.EventTerminals || !slices.Equal(ev.Terminals, []string{"a"}) {
+		t.Errorf("%+v", ev)
+	}
+	if ev := next(t, second); ev.Type != guest.EventSessions || !slices.Equal(ev.Sessions, []string{"b"}) {
+		t.Errorf("%+v", ev)
 	}
 }
