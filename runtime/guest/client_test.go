@@ -89,7 +89,6 @@ func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map
 	_, errs["PutArchive"] = c.PutArchive(ctx, "/x", strings.NewReader("x"))
 	errs["PortReady"] = c.PortReady(ctx, 1, 0)
 	_, errs["OpenTerminal"] = c.OpenTerminal(ctx, TerminalSpec{})
-	_, errs["Terminals"] = c.Terminals(ctx)
 	_, errs["CloseTerminal"] = c.CloseTerminal(ctx, "t", 0)
 	errs["AttachTerminal"] = watchTerminal(ctx, c)
 	drain := func(r io.ReadCloser, err error) error {

@@ -82,18 +82,6 @@ func (c *Client) OpenSession(ctx context.Context, spec SessionSpec) (Session, er
 	return c.session(ctx, request{method: http.MethodPost, route: RouteSession, json: spec})
 }
 
-// Sessions lists the sessions that run and the most recent of those whose shell has ended,
-// oldest first.
-func (c *Client) Sessions(ctx context.Context) ([]Session, error) {
-	list, err := get[[]Session](ctx, c, request{method: http.MethodGet, route: RouteSession})
-	for _, s := range list {
-		if err == nil {
-			err = s.validate()
-		}
-	}
-	return list, err
-}
-
 // InterruptSession sends SIGINT to the command that the session executes, if any. Errors:
 // CodeNoSession, CodeSessionLost.
 func (c *Client) InterruptSession(ctx context.Context, id string) (Session, error) {

@@ -81,17 +81,6 @@ func (c *Client) OpenTerminal(ctx context.Context, spec TerminalSpec) (Terminal,
 	return c.terminal(ctx, r)
 }
 
-// Terminals lists the running terminals and the most recent of those that ended, oldest first.
-func (c *Client) Terminals(ctx context.Context) ([]Terminal, error) {
-	list, err := get[[]Terminal](ctx, c, request{method: http.MethodGet, route: RouteTerminal})
-	for _, t := range list {
-		if err == nil {
-			err = t.check()
-		}
-	}
-	return list, err
-}
-
 // CloseTerminal sends SIGTERM to the program and everything that it started, SIGKILL to what
 // is left after grace, and returns when the terminal has ended. It is forgotten then.
 func (c *Client) CloseTerminal(ctx context.Context, id string, grace time.Duration) (Terminal, error) {

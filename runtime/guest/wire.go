@@ -13,8 +13,8 @@ const (
 	RouteTrust      = "/trust"     // PUT Trust → TrustResult
 	RouteExec       = "/exec"      // POST ExecRequest → frames, both ways with StreamStdin
 	RouteProcess    = "/process"   // POST ProcessSpec → Process; GET → []Process
-	RouteTerminal   = "/terminal"  // POST TerminalSpec → Terminal; GET → []Terminal; DELETE RouteTerminal/{id} grace → Terminal
-	RouteSession    = "/session"   // POST SessionSpec → Session; GET → []Session; DELETE RouteSession/{id} grace → Session
+	RouteTerminal   = "/terminal"  // POST TerminalSpec → Terminal; DELETE RouteTerminal/{id} grace → Terminal
+	RouteSession    = "/session"   // POST SessionSpec → Session; DELETE RouteSession/{id} grace → Session
 	RouteFile       = "/file"      // PUT path, mode, create_new, sha256, offset, length, size (If-Match, If-None-Match): raw body → FileInfo; GET path (Range, conditions) → raw; DELETE path, recursive (If-Match)
 	RouteStat       = "/stat"      // GET path, follow, digest → FileInfo
 	RouteList       = "/list"      // GET path, recursive, hidden → lines of ListLine

@@ -13,6 +13,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
+	"github.com/doze-run/doze/testkit"
 )
 
 func subscribe(t *testing.T, c *guest.Client) *guest.EventStream {
@@ -33,6 +34,33 @@ func next(t *testing.T, events *guest.EventStream) guest.Event {
 		t.Fatal(err)
 	}
 	return ev
+}
+
+// known returns the terminals and sessions that the guest knows, as a later reader of its events
+// learns them.
+func known(t *testing.T, c *guest.Client) (terminals []guest.Terminal, sessions []guest.Session) {
+	t.Helper()
+	open := func() *guest.EventStream {
+		t.Helper()
+		events, err := c.Events(testkit.Context(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return events
+	}
+	open().Close()
+	events := open()
+	defer events.Close()
+	for {
+		switch ev := next(t, events); ev.Type {
+		case guest.EventTerminal:
+			terminals = append(terminals, *ev.Terminal)
+		case guest.EventSession:
+			sessions = append(sessions, *ev.Session)
+		case guest.EventSessions:
+			return terminals, sessions
+		}
+	}
 }
 
 func TestEventsBeginWithTheKnownProcesses(t *testing.T) {

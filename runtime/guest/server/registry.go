@@ -166,14 +166,7 @@ func (l *registry[R, V]) registration(id string) (*registration[R], error) {
 	return nil, refuse(l.missing, "no %s has the id %.70q", l.noun, id)
 }
 
-// list returns all in the order of their starts.
-func (l *registry[R, V]) list(*http.Request) (any, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.views(), nil
-}
-
-// views is list with l.mu held.
+// views are all in the order of their starts. l.mu is held.
 func (l *registry[R, V]) views() []V {
 	views := make([]V, 0, len(l.known))
 	for _, e := range l.started() {

@@ -206,7 +206,8 @@ func (w *write) parseRange(q url.Values) error {
 	return nil
 }
 
-// writeFile writes the body of a request to a file, whole or not at all.
+// writeFile writes the body of a request to a file, whole or not at all; but an I/O error can leave
+// a part of a range, or of a file that is a mount, which are written in place.
 func (s *Server) writeFile(r *http.Request) (any, error) {
 	w, err := s.parseWrite(r)
 	if err != nil {
