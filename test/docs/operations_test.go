@@ -49,7 +49,7 @@ var (
 	// helper is the function `api` of pages, which calls curl.
 	helper = regexp.MustCompile(`(?m)^api\(\) \{.*\n  curl .*-X "\$1".*"\$DOZE_API\$2"$`)
 	// byHelper and byCurl match calls up to the query.
-	byHelper = regexp.MustCompile(`\bapi ([A-Z]+) ['"]?(/[^\s'"?]*)`)
+	byHelper = regexp.MustCompile(`\bapi ([A-Z]+) ['"]?(/[^\s'"?;]*)`)
 	byCurl   = regexp.MustCompile(`\bcurl .*?"\$DOZE_API(/[^\s"?]*)`)
 	byOption = regexp.MustCompile(` (-X \S+|-T|-d) `)
 )
