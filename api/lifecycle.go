@@ -24,7 +24,7 @@ func (a *API) registerLifecycle() {
 	}, withSandbox(a, a.pause(a.cfg.Sandboxes.Sleep, a.cfg.Sandboxes.ForceSleep)))
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "lifecycle",
-		summary: "Wake a sandbox", description: "Responds when the sandbox runs.",
+		summary: "Wake a sandbox", description: "Wakes the sandbox. Responds when it runs.",
 		codes: wakeCodes,
 	}, withSandbox(a, a.wake))
 	register(a, route{

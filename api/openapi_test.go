@@ -118,6 +118,7 @@ type document struct {
 type operation struct {
 	OperationID string
 	Summary     string
+	Description string
 	Codes       []string `json:"x-problem-codes"`
 	Security    []any
 	Parameters  []struct{ Name string }

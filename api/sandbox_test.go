@@ -217,68 +217,6 @@ func TestSandboxInUseDoesNotSleep(t *testing.T) {
 	s.sleep(id)
 }
 
-func TestReadsWakeNothing(t *testing.T) {
-	s := newServer(t, Limits{})
-	id := s.create("dozing")
-	must[types.Port](s, http.StatusOK, "POST", "/sandbox/dozing/expose", map[string]any{"port": 3000})
-	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/dozing/process", map[string]any{"command": "sleep 1000"}).ID
-	s.sleep(id)
-	_, thaws := s.node.Freezer.Counts()
-	for _, path := range []string{
-		"/sandbox", "/sandbox/dozing", "/sandbox/dozing/ports", "/sandbox/dozing/processes",
-		"/sandbox/dozing/process/" + process, "/sandbox/dozing/events", "/node", "/openapi.json",
-	} {
-		if got := s.do("GET", path, nil); got.status != http.StatusOK {
-			t.Errorf("%s: status %d: %s", path, got.status, got.body)
-		}
-	}
-	must[types.Port](s, http.StatusOK, "POST", "/sandbox/dozing/expose", map[string]any{"port": 3001})
-	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/dozing/ports/3001", nil)
-	must[types.Sandbox](s, http.StatusOK, "PATCH", "/sandbox/dozing", map[string]any{"labels": map[string]string{"a": "b"}})
-	stream := s.open("GET", "/sandbox/dozing/events", nil, "Accept", eventStreamType)
-	stream.expect("created")
-	if state := s.state(id); state != sandbox.StateAsleep {
-		t.Errorf("it is %s", state)
-	}
-	if _, after := s.node.Freezer.Counts(); after != thaws {
-		t.Errorf("it was thawed %d times", after-thaws)
-	}
-}
-
-func TestEveryUseWakes(t *testing.T) {
-	s := newServer(t, Limits{})
-	id := s.create("woken")
-	dir := t.TempDir()
-	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/woken/process", map[string]any{"command": "sleep 1000"}).ID
-	for _, tc := range []struct {
-		method, path string
-		body         any
-	}{
-		{"POST", "/exec", map[string]any{"argv": []string{"true"}}},
-		{"PUT", "/files/write?path=" + dir + "/f", "hello"},
-		{"GET", "/files/read?path=" + dir + "/f", nil},
-		{"GET", "/files?path=" + dir, nil},
-		{"POST", "/files/mkdir", map[string]any{"path": dir + "/d"}},
-		{"POST", "/files/move", map[string]any{"from": dir + "/f", "to": dir + "/g"}},
-		{"GET", "/files/archive?path=" + dir, nil},
-		{"DELETE", "/files?path=" + dir + "/g", nil},
-		{"GET", "/process/" + process + "/logs", nil},
-		{"POST", "/process", map[string]any{"command": "true"}},
-		{"DELETE", "/process/" + process, nil},
-		{"POST", "/wake", nil},
-	} {
-		t.Run(tc.method+" "+tc.path, func(t *testing.T) {
-			s.sleep(id)
-			if got := s.do(tc.method, "/sandbox/woken"+tc.path, tc.body); got.status >= 300 {
-				t.Fatalf("status %d: %s", got.status, got.body)
-			}
-			if state := s.state(id); state != sandbox.StateRunning {
-				t.Errorf("it is %s", state)
-			}
-		})
-	}
-}
-
 func TestNodeReportsItsState(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("one")

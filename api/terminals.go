@@ -44,7 +44,7 @@ func (a *API) registerTerminals() {
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/terminal", id: "connect-terminal", tag: "terminals", signed: true, unsigned: terminalParameters, status: http.StatusSwitchingProtocols,
 		summary: "Open or join a terminal, over a WebSocket",
-		description: "Binary messages carry what is typed and what is printed. The node first sends the last output of the terminal, " +
+		description: "Wakes the sandbox, unless `wake` is false. Binary messages carry what is typed and what is printed. The node first sends the last output of the terminal, " +
 			"at most 256 KiB, then the message ready. The terminal and its program stay when the client disconnects, and when the sandbox sleeps; " +
 			"what is typed wakes it. A terminal may have several clients. A program waits for a client that reads at least 128 KiB/s; a slower one misses output, " +
 			"and gets the message truncated. All terminals end when the sandbox stops. With `session`, a new terminal waits up to 10 s until the session runs no command. With a signed URL, refusals are messages of the WebSocket.",

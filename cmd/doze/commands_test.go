@@ -593,17 +593,35 @@ func TestTopOnce(t *testing.T) {
 	r.misused("too short", "top", "--interval", "1ms")
 }
 
+// The commands whose help promises it wake no sandbox.
 func TestReadingWakesNothing(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
 	r.ok("expose", "a", "3000")
 	r.ok("exec", "-d", "--name", "p", "a", "--", "sleep", "1000")
+	r.ok("session", "create", "a", "dev")
 	r.ok("sleep", "a")
-	for _, args := range [][]string{{"ls"}, {"show", "a"}, {"ps", "a"}, {"events", "a"}, {"open", "a"}, {"top", "--once"}} {
-		r.ok(args...)
-		if sb := decodeJSON[types.Sandbox](t, r.ok("show", "a", "--json")); sb.State != types.StateAsleep {
-			t.Fatalf("doze %s woke it: %s", strings.Join(args, " "), sb.State)
+	lines := commandLines(t, t.TempDir(), "")
+	lines["top"] = "top --once"
+	reading := []string{"open a", "shell --list a", "files url a:/f", "egress rules a", "egress explain a GET https://a.example/"}
+	for name, cmd := range commands((&app{getenv: os.Getenv}).rootCommand()) {
+		if !strings.Contains(cmd.Long, "never wakes") {
+			continue
 		}
+		if lines[name] == "" {
+			t.Errorf("doze %s is not tested", name)
+			continue
+		}
+		reading = append(reading, lines[name])
+	}
+	for _, line := range reading {
+		r.ok(strings.Fields(line)...)
+		if sb := decodeJSON[types.Sandbox](t, r.ok("show", "a", "--json")); sb.State != types.StateAsleep {
+			t.Fatalf("doze %s woke it: %s", line, sb.State)
+		}
+	}
+	if len(reading) < 15 {
+		t.Errorf("only %d commands are tested: %q", len(reading), reading)
 	}
 }
 
