@@ -1228,6 +1228,25 @@ func TestCodeKeepsItsState(t *testing.T) {
 	}
 }
 
+// Code that ignores the interrupt exceeds its timeout without an exception.
+func TestCodeThatExceedsItsTimeoutFails(t *testing.T) {
+	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
+		end := types.CodeEnd{TimedOut: true}
+		if req.Header.Get("Accept") == "text/event-stream" {
+			text, _ := json.Marshal(types.CodeComplete{CodeEnd: end})
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprintf(w, "event: complete\ndata: %s\n\n", text)
+			return
+		}
+		json.NewEncoder(w).Encode(types.CodeResult{CodeEnd: end})
+	})
+	for _, flag := range []string{"--json", "--json=false"} {
+		if got := r.doze("code", "a", flag, "x"); got.code != 1 {
+			t.Errorf("%s: %+v", flag, got)
+		}
+	}
+}
+
 // A shell on a terminal prints what it cannot do there.
 func TestExecOfAShellOnATerminal(t *testing.T) {
 	r := newRig(t)

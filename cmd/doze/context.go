@@ -144,7 +144,8 @@ is written, and values as text. The state of the context persists: see doze cont
 With --save, values that are pictures, pages or other files are written to a folder, and
 their paths are printed.
 
-Ctrl-C interrupts the code. doze exits with 1 if the code raised an exception.`,
+Ctrl-C interrupts the code. doze exits with 1 if the code raised an exception or exceeded
+its timeout.`,
 		Example: `  doze code shop 'import math; math.pi'
   doze code shop -f analysis.py --save .
   doze code shop -l typescript 'const n: number = await Promise.resolve(42); n'`,
@@ -188,7 +189,7 @@ func (a *app) code(ctx context.Context, node *client.Client, f codeFlags, args [
 		if err == nil {
 			err = a.printJSON(result)
 		}
-		if err == nil && result.Error != nil {
+		if err == nil && (result.Error != nil || result.TimedOut) {
 			err = exitCode(1)
 		}
 		return err
