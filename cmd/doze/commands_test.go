@@ -1208,6 +1208,9 @@ func TestCodeKeepsItsState(t *testing.T) {
 	if b, err := os.ReadFile(folder + "/result-2.png"); string(b) != "hi" || err != nil {
 		t.Errorf("saved %q, %v", b, err)
 	}
+	if out := r.ok("code", "a", "show text/html <b>rich</b>\nupdate new"); out != "rich\nnew\n" {
+		t.Errorf("printed %q", out)
+	}
 	if out := r.ok("context", "create", "a", "typescript", "ts"); out != "ts\n" {
 		t.Errorf("created %q", out)
 	}
@@ -1226,6 +1229,43 @@ func TestCodeKeepsItsState(t *testing.T) {
 	if got := r.doze("code", "a", "--context", "ts", "value 2"); got.code == 0 || !strings.Contains(got.err, "no context") {
 		t.Errorf("%+v", got)
 	}
+}
+
+func TestUpdatedValuesReplaceTheirFiles(t *testing.T) {
+	var values []types.CodeValue
+	add := func(update bool, id string, data map[string]any) {
+		data["text/plain"] = id
+		values = append(values, types.CodeValue{DisplayID: id, Update: update, Data: data})
+	}
+	add(false, "text", map[string]any{})
+	add(false, "a", map[string]any{"text/html": "1"})
+	add(false, "b", map[string]any{"text/html": "2"})
+	for range 100 {
+		add(true, "a", map[string]any{"text/html": "later"})
+	}
+	add(true, "b", map[string]any{"image/png": "aGk="})
+	add(false, "", map[string]any{"text/html": "4"})
+	add(true, "", map[string]any{"text/html": "5"}) // updates no other value
+	r := fakeNode(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, v := range values {
+			text, _ := json.Marshal(v)
+			fmt.Fprintf(w, "event: result\ndata: %s\n\n", text)
+		}
+		fmt.Fprint(w, "event: complete\ndata: {}\n\n")
+	})
+	folder := t.TempDir()
+	want := strings.ReplaceAll("text\n/result-1.html\n/result-2.html\n/result-2.png\n/result-3.html\n/result-4.html\n", "/", folder+"/")
+	if out := r.ok("code", "a", "--save", folder, "x"); out != want {
+		t.Errorf("printed %q, not %q", out, want)
+	}
+	got := map[string]string{}
+	files, _ := filepath.Glob(folder + "/*")
+	for _, file := range files {
+		b, _ := os.ReadFile(file)
+		got[filepath.Base(file)] = string(b)
+	}
+	testkit.Diff(t, "the files", map[string]string{"result-1.html": "later", "result-2.png": "hi", "result-3.html": "4", "result-4.html": "5"}, got)
 }
 
 // Code that ignores the interrupt exceeds its timeout without an exception.

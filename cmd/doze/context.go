@@ -142,7 +142,8 @@ is written, and values as text. The state of the context persists: see doze cont
 --help. Without CODE, the code is read from a file (-f) or from standard input.
 
 With --save, values that are pictures, pages or other files are written to a folder, and
-their paths are printed.
+their paths are printed. When the code updates such a value, its file is replaced; other
+updates are printed again. Output that the code clears stays.
 
 Ctrl-C interrupts the code. doze exits with 1 if the code raised an exception or exceeded
 its timeout.`,
@@ -194,14 +195,12 @@ func (a *app) code(ctx context.Context, node *client.Client, f codeFlags, args [
 		}
 		return err
 	}
-	saved, failed := 0, false
+	failed := false
+	values := valuePrinter{out: a.out, folder: f.save, displayed: map[string]string{}}
 	end, err := node.RunCodeStream(ctx, args[0], req, client.CodeEvents{
 		Stdout: func(b []byte) error { _, err := a.out.Write(b); return err },
 		Stderr: func(b []byte) error { _, err := a.err.Write(b); return err },
-		Result: func(v types.CodeValue) error {
-			saved++
-			return a.printValue(v, f.save, saved)
-		},
+		Result: values.print,
 		Error: func(e types.CodeError) error {
 			failed = true
 			lines := e.Traceback
@@ -244,39 +243,74 @@ func (a *app) codeOf(file string, words []string) (string, error) {
 	return string(b), err
 }
 
-// valueFiles are the files that values become, by MIME type, the best first.
-var valueFiles = []struct{ mime, extension string }{
-	{"image/png", ".png"}, {"image/jpeg", ".jpg"}, {"image/svg+xml", ".svg"}, {"application/pdf", ".pdf"}, {"text/html", ".html"},
+// valueFile is a file that a value becomes.
+type valueFile struct {
+	mime, extension string
+	base64          bool // in JSON
 }
 
-// printValue prints a value as text, or writes it to a folder.
-func (a *app) printValue(v types.CodeValue, folder string, n int) error {
+// valueFiles are the files that values become, the best first.
+var valueFiles = []valueFile{
+	{"image/png", ".png", true}, {"image/jpeg", ".jpg", true}, {"image/svg+xml", ".svg", false}, {"application/pdf", ".pdf", true}, {"text/html", ".html", false},
+}
+
+// valuePrinter prints values as text, or writes them to a folder and prints their paths.
+type valuePrinter struct {
+	out    io.Writer
+	folder string // "" for none
+	files  int    // files written
+	// displayed are the paths of the values that the code may update, by their display_id.
+	displayed map[string]string
+}
+
+// print prints a value. An update of a value that was written to a file prints nothing, unless
+// the path changes with the type.
+func (p *valuePrinter) print(v types.CodeValue) error {
 	text, _ := v.Data["text/plain"].(string)
-	for _, file := range valueFiles {
-		data, ok := v.Data[file.mime].(string)
-		if !ok {
-			continue
-		}
-		if folder == "" {
-			if text == "" {
-				text = "<" + file.mime + ">"
-			}
-			break
-		}
-		b := []byte(data)
-		if strings.HasPrefix(file.mime, "image/") && file.extension != ".svg" || file.extension == ".pdf" {
-			var err error
-			if b, err = base64.StdEncoding.DecodeString(data); err != nil {
-				return fmt.Errorf("decode the %s of a value: %w", file.mime, err)
-			}
-		}
-		path := filepath.Join(folder, fmt.Sprintf("result-%d%s", n, file.extension))
-		if err := os.WriteFile(path, b, 0o644); err != nil {
+	i := slices.IndexFunc(valueFiles, func(f valueFile) bool { _, ok := v.Data[f.mime].(string); return ok })
+	switch {
+	case i >= 0 && p.folder != "":
+		path, known, err := p.save(v, valueFiles[i])
+		if err != nil || known {
 			return err
 		}
 		text = path
-		break
+	case i >= 0 && text == "":
+		text = "<" + valueFiles[i].mime + ">"
 	}
-	_, err := fmt.Fprintln(a.out, clean(text))
+	_, err := fmt.Fprintln(p.out, clean(text))
 	return err
+}
+
+// save writes a value to a file: an update to the file of the value that it replaces. known
+// reports whether the path was returned before.
+func (p *valuePrinter) save(v types.CodeValue, file valueFile) (path string, known bool, err error) {
+	content := []byte(v.Data[file.mime].(string))
+	if file.base64 {
+		if content, err = base64.StdEncoding.DecodeString(string(content)); err != nil {
+			return "", false, fmt.Errorf("decode the %s of a value: %w", file.mime, err)
+		}
+	}
+	before := ""
+	if v.Update {
+		before = p.displayed[v.DisplayID]
+	}
+	if before == "" {
+		p.files++
+		path = filepath.Join(p.folder, fmt.Sprintf("result-%d%s", p.files, file.extension))
+	} else {
+		path = strings.TrimSuffix(before, filepath.Ext(before)) + file.extension
+	}
+	if err := os.WriteFile(path, content, 0o644); err != nil {
+		return "", false, err
+	}
+	if before != "" && before != path {
+		if err := os.Remove(before); err != nil {
+			return "", false, err
+		}
+	}
+	if v.DisplayID != "" {
+		p.displayed[v.DisplayID] = path
+	}
+	return path, path == before, nil
 }
