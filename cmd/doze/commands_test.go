@@ -1152,6 +1152,16 @@ func TestUpdateChangesTheEnvironment(t *testing.T) {
 	if sb := decodeJSON[types.Sandbox](t, r.ok("show", "a", "--json")); len(sb.Env) != 1 || sb.Env["A"] != "2" || sb.ExpiresAt.IsZero() {
 		t.Errorf("got %+v", sb)
 	}
+	r.ok("create", "taken")
+	r.refused("sandbox_conflict", "update", "a", "-e", "A=3", "--name", "taken")
+	if out := r.ok("exec", "a", "-c", `echo "[$A]"`); out != "[2]\n" {
+		t.Errorf("a refused update changed the environment: %q", out)
+	}
+	r.refused("only the environment was not changed: request_invalid", "update", "a", "--env", "A="+strings.Repeat("x", 65<<10), "--name", "b")
+	r.ok("update", "b", "--name", "a", "-e", "A=4")
+	if out := r.ok("exec", "a", "-c", `echo "[$A]"`); out != "[4]\n" {
+		t.Errorf("got %q", out)
+	}
 	if got := r.doze("update", "a", "-e", "A=3", "--unset", "A"); got.code == 0 || !strings.Contains(got.err, "both name A") {
 		t.Errorf("exit code %d, error %q", got.code, got.err)
 	}

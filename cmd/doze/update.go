@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -20,7 +21,8 @@ func (a *app) updateCommand() *cobra.Command {
 		Long: `Change the name, labels, times or environment of a sandbox. Other settings stay
 unchanged. This never wakes the sandbox.
 
-Commands and processes that start later have the new environment.`,
+The environment is changed last, and not if another change is refused. Commands and
+processes that start later have the new one.`,
 		Example:           "  doze update shop --ttl 24h\n  doze update shop --name store --sleep-after 5m\n  doze update shop --env STAGE=live --unset DEBUG",
 		Args:              wants(1, 1),
 		ValidArgsFunction: a.complete(oneSandbox),
@@ -43,15 +45,7 @@ Commands and processes that start later have the new environment.`,
 		if req == (types.UpdateSandboxRequest{}) && len(changes) == 0 {
 			return usage.Errorf("nothing to change; %s --help lists what can be changed", cmd.CommandPath())
 		}
-		if len(changes) > 0 {
-			if _, err := node.UpdateEnvironment(ctx, args[0], changes); err != nil {
-				return err
-			}
-		}
-		if req == (types.UpdateSandboxRequest{}) {
-			return a.printState(node.Get(ctx, args[0]))
-		}
-		return a.printState(node.Update(ctx, args[0], req))
+		return a.printState(update(ctx, node, args[0], req, changes))
 	})
 	f := cmd.Flags()
 	f.StringVar(&name, "name", "", "new name")
@@ -62,6 +56,28 @@ Commands and processes that start later have the new environment.`,
 	f.Var(optionalDuration{&req.StopAfter}, "stop-after", "time asleep after which it is stopped; 0s for never")
 	f.Var(optionalDuration{&req.TTL}, "ttl", "time from now after which it is destroyed with its files; 0s for never")
 	return cmd
+}
+
+// update changes the environment last, and not if the other changes are refused.
+func update(ctx context.Context, node *client.Client, sandbox string, req types.UpdateSandboxRequest, env map[string]*string) (sb types.Sandbox, err error) {
+	changes := req != (types.UpdateSandboxRequest{})
+	if changes {
+		if sb, err = node.Update(ctx, sandbox, req); err != nil {
+			return sb, err
+		}
+		sandbox = string(sb.ID) // not the name, which may have changed
+	}
+	if len(env) == 0 {
+		return sb, nil
+	}
+	_, err = node.UpdateEnvironment(ctx, sandbox, env)
+	switch {
+	case err != nil && changes:
+		return sb, fmt.Errorf("only the environment was not changed: %w", err)
+	case err != nil:
+		return sb, err
+	}
+	return node.Get(ctx, sandbox)
 }
 
 // environChanges returns the variables to set and, as nil, those to remove.
