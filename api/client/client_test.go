@@ -308,8 +308,11 @@ func TestStreamEndsWithItsContext(t *testing.T) {
 
 func TestStreamThatIsNone(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "{}") })
-	if err := c.Follow(t.Context(), "a", 0, func(types.Event) error { return nil }); err == nil || !strings.Contains(err.Error(), "stream of events") {
-		t.Fatalf("got %v", err)
+	if err := c.Follow(t.Context(), "a", 0, func(types.Event) error { return nil }); err == nil || !strings.Contains(err.Error(), "GET /sandbox/a/events responded with") || !strings.Contains(err.Error(), "stream of events") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := c.RunCodeStream(t.Context(), "a", RunCodeRequest{Context: "python"}, CodeEvents{}); err == nil || !strings.Contains(err.Error(), "POST /sandbox/a/contexts/python/run responded with") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -54,7 +54,7 @@ func (c *Client) stream(ctx context.Context, r request, yield func(message) erro
 	}
 	defer resp.Body.Close()
 	if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind != r.accept {
-		return fmt.Errorf("GET %s responded with %s and not with a stream of events", r.path, contentName(kind))
+		return fmt.Errorf("%s %s responded with %s and not with a stream of events", resp.Request.Method, r.path, contentName(kind))
 	}
 	return readEvents(ctx, resp.Body, yield)
 }
