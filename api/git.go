@@ -304,7 +304,11 @@ func (a *API) fromGit(ctx context.Context, id sandbox.ID, err error, address str
 	}
 	switch failed.Reason {
 	case git.AuthenticationFailed, git.NetworkFailed, git.RepositoryNotFound:
-		if p := a.deniedGit(ctx, id, cmp.Or(failed.URL, address)); p != nil {
+		service := "git-upload-pack"
+		if failed.Push {
+			service = "git-receive-pack"
+		}
+		if p := a.deniedGit(ctx, id, cmp.Or(failed.URL, address), service); p != nil {
 			return p
 		}
 	}
@@ -319,14 +323,17 @@ func (a *API) fromGit(ctx context.Context, id sandbox.ID, err error, address str
 	return problem.New(p.code, detail)
 }
 
-// deniedGit returns the problem of rules that deny git's requests to an address, or nil.
-func (a *API) deniedGit(ctx context.Context, id sandbox.ID, address string) *problem.Problem {
+// deniedGit returns the problem of rules that deny the requests of a service of git to an
+// address, or nil.
+// https://git-scm.com/docs/http-protocol has the requests.
+func (a *API) deniedGit(ctx context.Context, id sandbox.ID, address, service string) *problem.Problem {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || isLoopback(u.Hostname()) {
 		return nil
 	}
-	for method, path := range map[string]string{http.MethodGet: "info/refs", http.MethodPost: "git-upload-pack"} {
-		e, err := a.cfg.Egress.Explain(ctx, id, method, u.JoinPath(path).String(), nil)
+	u.User = nil
+	for _, request := range []struct{ method, path string }{{http.MethodGet, "info/refs?service=" + service}, {http.MethodPost, service}} {
+		e, err := a.cfg.Egress.Explain(ctx, id, request.method, strings.TrimSuffix(u.String(), "/")+"/"+request.path, nil)
 		if err == nil && e.Verdict == rule.VerdictDeny {
 			return problem.Newf(problem.EgressDenied, "rules deny git's requests to %s: %s; allow the host with a rule", u.Hostname(), e.Reason).
 				WithFlow(u.Hostname(), e.Rule, "")

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -219,6 +220,41 @@ func TestCloneThatRulesDeny(t *testing.T) {
 			t.Errorf("%+v: got %+v", tc, p)
 		}
 	}
+}
+
+// Rules that permit to read and not to push.
+func TestPushThatRulesDeny(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	must[types.RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"default":"inherit","rules":[
+		{"name":"read-only","hosts":["shop.test"],"methods":["POST"],"paths":["/**/git-receive-pack"],"action":"deny"},
+		{"name":"open","hosts":["shop.test"],"action":"allow"}]}`)
+	origin, _ := newRepository(t)
+	gitIn(t, origin, "config", "http.receivepack", "true")
+	var denied atomic.Value
+	denied.Store("git-receive-pack")
+	server := serveRepository(t, origin, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost || !strings.HasSuffix(r.URL.Path, denied.Load().(string)) {
+			return false
+		}
+		w.WriteHeader(http.StatusForbidden)
+		return true
+	})
+	dir := filepath.Join(t.TempDir(), "shop")
+	must[types.GitHead](s, http.StatusOK, "POST", "/sandbox/box/git/clone", map[string]any{"url": server, "target_dir": dir})
+	// The server stands for the node's proxy: rules do not apply to loopback addresses.
+	gitIn(t, dir, "config", "http.proxy", strings.TrimSuffix(server, "/shop.git"))
+	gitIn(t, dir, "remote", "set-url", "origin", "http://name:secret@shop.test/shop.git")
+	must[types.GitHead](s, http.StatusOK, "POST", "/sandbox/box/git/pull", map[string]any{"path": dir})
+	gitIn(t, dir, "commit", "-q", "--allow-empty", "-m", "second")
+	p := s.refused(problem.EgressDenied, "POST", "/sandbox/box/git/push", map[string]any{"path": dir})
+	if p.Host != "shop.test" || p.Rule != "sandbox/read-only" || strings.Contains(fmt.Sprint(p), "secret") {
+		t.Errorf("got %+v", p)
+	}
+	// A refusal of a request that the rules permit is the server's.
+	denied.Store("git-upload-pack")
+	gitIn(t, origin, "update-ref", "refs/heads/main", gitIn(t, origin, "commit-tree", "-m", "other", "-p", "main", "main^{tree}"))
+	s.refused(problem.GitAuthenticationFailed, "POST", "/sandbox/box/git/pull", map[string]any{"path": dir})
 }
 
 func TestBadGitRequestsAreRefused(t *testing.T) {

@@ -2,7 +2,9 @@ package git
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -129,9 +131,25 @@ func (g *Git) Push(ctx context.Context, dir string, o PushOptions) ([]PushedRef,
 	branch := "refs/heads/" + o.Branch
 	out, err := g.run(ctx, command{dir: dir, limit: maxSmall, args: append(args, "--", o.Remote, branch+":"+branch)})
 	if err != nil {
-		return nil, err
+		if failed, ok := errors.AsType[*Error](err); ok {
+			failed.Push = true
+		}
+		return nil, g.withRemote(ctx, dir, err, "remote", "get-url", "--push", o.Remote)
 	}
 	return parsePush(out.data)
+}
+
+// withRemote adds the remote's URL, which a command prints, to the error of a connection whose
+// message has none.
+func (g *Git) withRemote(ctx context.Context, dir string, err error, args ...string) error {
+	failed, ok := errors.AsType[*Error](err)
+	if !ok || failed.URL != "" || !slices.Contains([]Reason{AuthenticationFailed, RepositoryNotFound, NetworkFailed}, failed.Reason) {
+		return err
+	}
+	if out, err := g.run(ctx, command{dir: dir, limit: maxSmall, reads: true, args: args}); err == nil {
+		failed.URL, _, _ = strings.Cut(string(out.data), "\n")
+	}
+	return err
 }
 
 // maxPushed limits the refs of a push.
@@ -174,7 +192,11 @@ func (g *Git) Pull(ctx context.Context, dir, remote, branch string) (Head, error
 		args = append(args, "refs/heads/"+branch)
 	}
 	if _, err := g.run(ctx, command{dir: dir, limit: maxSmall, args: args}); err != nil {
-		return Head{}, err
+		address := []string{"ls-remote", "--get-url"} // without a remote, the upstream's
+		if remote != "" {
+			address = append(address, remote)
+		}
+		return Head{}, g.withRemote(ctx, dir, err, address...)
 	}
 	return g.head(ctx, dir)
 }

@@ -34,8 +34,11 @@ const (
 type Error struct {
 	Reason  Reason
 	Message string // git's own errors
-	// URL that git could not access, if its message has one.
+	// URL that git could not access, if its message has one, or else the remote's for a push
+	// or pull.
 	URL string
+	// Push is whether git was to push.
+	Push bool
 	// Leftover is a path at which an incomplete clone remains.
 	Leftover string
 }
