@@ -47,7 +47,7 @@ func (a *API) registerTerminals() {
 		description: "Wakes the sandbox, unless `wake` is false. Binary messages carry what is typed and what is printed. The node first sends the last output of the terminal, " +
 			"at most 256 KiB, then the message ready. The terminal and its program stay when the client disconnects, and when the sandbox sleeps; " +
 			"what is typed wakes it. A terminal may have several clients. A program waits for a client that reads at least 128 KiB/s; a slower one misses output, " +
-			"and gets the message truncated. All terminals end when the sandbox stops. With `session`, a new terminal waits up to 10 s until the session runs no command. With a signed URL, refusals are messages of the WebSocket.",
+			"and gets the message truncated. All terminals end when the sandbox stops. With `session`, a new terminal waits up to 10 s until the session runs no command. With a signed URL, refusals are messages of the WebSocket, unless the URL is invalid, a parameter is not as its schema describes it, or the URL is not for the page's origin.",
 		codes: slices.Concat(wakeCodes, []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory,
 			problem.PathNotPermitted, problem.TerminalNotFound, problem.TerminalLost, problem.TerminalLimitExceeded, problem.StreamLimitExceeded, problem.UpgradeRequired,
 			problem.OriginNotAllowed, problem.SandboxAsleep, problem.SandboxStopped, problem.SessionNotFound, problem.SessionLost, problem.SessionBusy}),
@@ -120,14 +120,6 @@ func (a *API) terminalSocket(ctx context.Context, in *terminalInput) (*huma.Stre
 	if p := checkUpgrade(in.r); p != nil {
 		return nil, p
 	}
-	if in.Cwd != "" {
-		if err := checkPath("query.cwd", in.Cwd); err != nil {
-			return nil, err
-		}
-	}
-	if in.Since >= 0 && in.ID == "" {
-		return nil, invalid("query.since", "no id given", "send the id of the terminal that the cursor belongs to")
-	}
 	sb, err := a.lookup(ctx, in.SandboxPath.ID)
 	if err != nil {
 		return nil, err
@@ -137,9 +129,6 @@ func (a *API) terminalSocket(ctx context.Context, in *terminalInput) (*huma.Stre
 		if p := checkOrigin(in.r, in.Origin); p != nil {
 			return nil, p
 		}
-	}
-	if err := a.streams.acquire(ctx, 1); err != nil {
-		return nil, err
 	}
 	stream, id, err := a.connectTerminal(ctx, sb.ID, in)
 	if err != nil {
@@ -161,6 +150,17 @@ func (a *API) terminalSocket(ctx context.Context, in *terminalInput) (*huma.Stre
 // connectTerminal joins the terminal, after it has opened it unless it runs or since is given.
 func (a *API) connectTerminal(ctx context.Context, sb sandbox.ID, in *terminalInput) (stream *guest.TerminalStream, id string, err error) {
 	id = in.ID
+	if in.Cwd != "" {
+		if err := checkPath("query.cwd", in.Cwd); err != nil {
+			return nil, "", err
+		}
+	}
+	if in.Since >= 0 && id == "" {
+		return nil, "", invalid("query.since", "no id given", "send the id of the terminal that the cursor belongs to")
+	}
+	if err := a.streams.acquire(ctx, 1); err != nil {
+		return nil, "", err
+	}
 	if !in.Wake {
 		release, err := a.holdRunning(sb, in.Since >= 0)
 		if err != nil {

@@ -133,13 +133,26 @@ func TestSignedTerminalURLIsForOneOrigin(t *testing.T) {
 
 // A browser shows its page no response to a handshake that fails.
 func TestSignedTerminalURLReportsRefusalsInTheWebSocket(t *testing.T) {
-	s := newServer(t, Limits{})
+	s := newServer(t, Limits{MaxStreams: 1})
 	s.create("box")
 	address := s.signTerminal(map[string]any{})
+	unused := func() {
+		s.eventually("the streams are closed", func() bool { return s.api.streams.pool.Used() == 0 })
+	}
 	w, _ := s.dialSigned(address+"&id=gone&since=10", s.http.URL)
 	w.expectFailed(problem.TerminalNotFound, "gone")
+	w, _ = s.dialSigned(address+"&since=10", s.http.URL)
+	w.expectFailed(problem.RequestInvalid, "no id given")
+	w, _ = s.dialSigned(address+"&cwd=relative", s.http.URL)
+	w.expectFailed(problem.RequestInvalid, "query.cwd")
+	unused()
 	w, _ = s.dialSigned(address+"&command="+url.QueryEscape("true")+"&cwd=/does/not/exist", s.http.URL)
 	w.expectFailed(problem.PathNotFound, "")
+	unused()
+	only := s.dialTerminal("id=main&command=cat").awaitReady()
+	w, _ = s.dialSigned(address+"&id=main", s.http.URL)
+	w.expectFailed(problem.StreamLimitExceeded, "streams are open")
+	only.conn.CloseNow()
 	// With a token it is the response.
 	s.refused(problem.UpgradeRequired, "GET", "/sandbox/box/terminal", nil)
 }
