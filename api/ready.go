@@ -67,7 +67,7 @@ func (a *API) awaitProcess(ctx context.Context, sb sandbox.Sandbox, process stri
 	}
 	return types.ReadyProcess{
 		Process: processOf(r.Process), Listening: listeningOf(r.Listening), Line: r.Line, Match: r.Match, Status: r.Status,
-		WaitedMS: float64(time.Since(began).Microseconds()) / 1000,
+		WaitedMS: milliseconds(time.Since(began)),
 	}, nil
 }
 

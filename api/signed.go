@@ -111,13 +111,17 @@ func (a *API) signedSandbox(id string) (sandbox.Sandbox, error) {
 }
 
 // signURL signs a URL for a request to a route of a sandbox that accepts signed URLs. suffix
-// is the route's path after the sandbox's id. The URL has the scheme and host of r.
+// is the route's path after the sandbox's id. The URL has the scheme and host of r. It
+// refuses a lifetime that is out of range as the field expires_in of the body.
 func (a *API) signURL(r *http.Request, sb sandbox.Sandbox, method, suffix string, query url.Values, lifetime time.Duration) (types.SignedURL, error) {
 	route, ok := a.signed[method+" "+Prefix+"/sandbox/{id}"+suffix]
 	if !ok {
 		return types.SignedURL{}, fmt.Errorf("%s %s accepts no signed URLs", method, suffix)
 	}
 	signed, expires, err := a.cfg.Signer.Sign(signedurl.Permission{Purpose: route.operation, Method: method, Sandbox: string(sb.ID), Owner: sb.Owner}, query, lifetime)
+	if outOfRange, ok := errors.AsType[*signedurl.LifetimeError](err); ok {
+		return types.SignedURL{}, invalid("body.expires_in", outOfRange.Lifetime.String()+" is out of range", `use "1s" to "168h"`)
+	}
 	if err != nil {
 		return types.SignedURL{}, err
 	}
@@ -172,9 +176,6 @@ func (a *API) signFileURL(ctx context.Context, _ *SandboxPath, body *types.SignF
 		}
 	}
 	signed, err := a.signURL(callOf(ctx).routed, sb, method, suffix, query, lifetime)
-	if outOfRange, ok := errors.AsType[*signedurl.LifetimeError](err); ok {
-		return nil, invalid("body.expires_in", outOfRange.Lifetime.String()+" is out of range", `use "1s" to "168h"`)
-	}
 	return &output[types.SignedURL]{signed}, err
 }
 

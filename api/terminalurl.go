@@ -44,9 +44,6 @@ func (a *API) signTerminalURL(ctx context.Context, _ *SandboxPath, body *types.S
 		query.Set("origin", body.Origin)
 	}
 	signed, err := a.signURL(callOf(ctx).routed, sb, http.MethodGet, "/terminal", query, lifetime)
-	if outOfRange, ok := errors.AsType[*signedurl.LifetimeError](err); ok {
-		return nil, invalid("body.expires_in", outOfRange.Lifetime.String()+" is out of range", `use "1s" to "168h"`)
-	}
 	signed.URL = "ws" + strings.TrimPrefix(signed.URL, "http")
 	return &output[types.SignedURL]{signed}, err
 }

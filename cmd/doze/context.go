@@ -79,8 +79,7 @@ func (a *app) listContextsCommand() *cobra.Command {
 			}
 			heads := []any{"ID", "LANGUAGE", "PROCESS", "STATE", "STARTED", "CWD"}
 			return printTable(a, "contexts", contexts, heads, func(c types.Context) []any {
-				state := sessionState(types.Session{State: c.State, ExitCode: c.ExitCode, Signal: c.Signal, Reason: c.Reason})
-				return []any{c.ID, c.Language, c.Process, state, ago(c.StartedAt), c.Cwd}
+				return []any{c.ID, c.Language, c.Process, stateOrEnd(c.State, c.Reason, c.Signal, c.ExitCode), ago(c.StartedAt), c.Cwd}
 			})
 		}),
 	}

@@ -105,3 +105,18 @@ func TestUnits(t *testing.T) {
 		}
 	}
 }
+
+func TestEndsOfProcessesAreDescribedAlike(t *testing.T) {
+	three := 3
+	for want, got := range map[string]string{
+		"running":          stateOrEnd(types.ProcessStateRunning, "", "", nil),
+		"exited (3)":       stateOrEnd(types.ProcessStateExited, "", "", &three),
+		"exited (SIGKILL)": processState(types.Process{State: types.ProcessStateExited, Signal: "SIGKILL", ExitCode: &three}),
+		"lost (idle)":      stateOrEnd(types.ProcessStateLost, types.StateReasonIdle, "", nil),
+		"lost (requested)": stateOrEnd(types.ProcessStateLost, types.StateReasonRequested, "SIGTERM", nil),
+	} {
+		if got != want {
+			t.Errorf("got %q, not %q", got, want)
+		}
+	}
+}

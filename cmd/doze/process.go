@@ -34,14 +34,18 @@ func (a *app) psCommand() *cobra.Command {
 }
 
 // processState describes the state of a process, or how it ended as far as it is known.
-func processState(p types.Process) string {
-	switch {
-	case p.Signal != "":
-		return fmt.Sprintf("%s (%s)", p.State, p.Signal)
-	case p.ExitCode != nil:
-		return fmt.Sprintf("%s (%d)", p.State, *p.ExitCode)
+func processState(p types.Process) string { return stateOrEnd(p.State, "", p.Signal, p.ExitCode) }
+
+// stateOrEnd describes a state, or how it ended as far as that is known. A state that was lost
+// with its sandbox has the reason of that, and neither signal nor exit code.
+func stateOrEnd(state types.ProcessState, reason types.StateReason, signal string, exitCode *int) string {
+	if end := cmp.Or(string(reason), signal); end != "" {
+		return fmt.Sprintf("%s (%s)", state, end)
 	}
-	return string(p.State)
+	if exitCode != nil {
+		return fmt.Sprintf("%s (%d)", state, *exitCode)
+	}
+	return string(state)
 }
 
 func commandLine(p types.Process) string { return cmp.Or(p.Command, strings.Join(p.Argv, " ")) }

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -66,22 +64,10 @@ func (a *app) listSessionsCommand() *cobra.Command {
 			}
 			heads := []any{"ID", "SHELL", "PID", "STATE", "STARTED", "CWD"}
 			return printTable(a, "sessions", sessions, heads, func(s types.Session) []any {
-				return []any{s.ID, s.Shell, s.PID, sessionState(s), ago(s.StartedAt), s.Cwd}
+				return []any{s.ID, s.Shell, s.PID, stateOrEnd(s.State, s.Reason, s.Signal, s.ExitCode), ago(s.StartedAt), s.Cwd}
 			})
 		}),
 	}
-}
-
-// sessionState describes the state of a session, or how it ended.
-func sessionState(s types.Session) string {
-	end := cmp.Or(s.Signal, string(s.Reason))
-	switch {
-	case end != "":
-		return fmt.Sprintf("%s (%s)", s.State, end)
-	case s.ExitCode != nil:
-		return fmt.Sprintf("%s (%d)", s.State, *s.ExitCode)
-	}
-	return string(s.State)
 }
 
 func (a *app) interruptSessionCommand() *cobra.Command {

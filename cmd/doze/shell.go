@@ -70,7 +70,7 @@ itself are the same as for doze exec.`,
 				return a.listTerminals(ctx, node, sandbox)
 			case closing != "":
 				t, err := node.CloseTerminal(ctx, sandbox, closing)
-				return a.print(err, t, "%s  %s", t.ID, terminalState(t))
+				return a.print(err, t, "%s  %s", t.ID, stateOrEnd(t.State, t.Reason, t.Signal, t.ExitCode))
 			default:
 				o.Command = commandLineOf(args[1:])
 				return a.shell(ctx, node, sandbox, o)
@@ -109,21 +109,8 @@ func (a *app) listTerminals(ctx context.Context, node *client.Client, sandbox st
 	}
 	heads := []any{"ID", "PID", "STATE", "SIZE", "STARTED", "COMMAND"}
 	return printTable(a, "terminals", terminals, heads, func(t types.Terminal) []any {
-		return []any{t.ID, t.PID, terminalState(t), fmt.Sprintf("%dx%d", t.Cols, t.Rows), ago(t.StartedAt), t.Command}
+		return []any{t.ID, t.PID, stateOrEnd(t.State, t.Reason, t.Signal, t.ExitCode), fmt.Sprintf("%dx%d", t.Cols, t.Rows), ago(t.StartedAt), t.Command}
 	})
-}
-
-// terminalState describes the state of a terminal, or how it ended as far as it is known.
-func terminalState(t types.Terminal) string {
-	switch {
-	case t.Reason != "":
-		return fmt.Sprintf("%s (%s)", t.State, t.Reason)
-	case t.Signal != "":
-		return fmt.Sprintf("%s (%s)", t.State, t.Signal)
-	case t.ExitCode != nil:
-		return fmt.Sprintf("%s (%d)", t.State, *t.ExitCode)
-	}
-	return string(t.State)
 }
 
 // shell connects this terminal with one of the sandbox.
