@@ -178,4 +178,9 @@ func TestPortsAreListedWithoutWaking(t *testing.T) {
 	if list := must[types.PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); len(list.Listening) != 2 || s.state(id) != sandbox.StateAsleep {
 		t.Errorf("got %+v, it is %s", list.Listening, s.state(id))
 	}
+	// No program listens in a sandbox that is stopped; the exposed ports stay.
+	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/web/stop", nil)
+	if list := must[types.PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); list.Listening == nil || len(list.Listening) != 0 || len(list.Ports) != 1 {
+		t.Errorf("after a stop: %+v", list)
+	}
 }
