@@ -284,6 +284,20 @@ func TestJavaScriptContext(t *testing.T) {
 			t.Errorf("%s: %s, want %s", code, got, want)
 		}
 	}
+	// JavaScript is a context of its own, with the same.
+	b.run("javascript", "const z = await Promise.resolve(6)")
+	for code, want := range map[string]string{
+		"z * 7": "42",
+		"await new Promise((resolve) => setTimeout(() => resolve(z + 1), 1))": "7",
+		`import { join } from "node:path"; join("a", "b")`:                    `"a/b"`,
+		`(await import("node:path")).extname("c.js")`:                         `".js"`,
+		`require("os").platform()`:                                            `"linux"`,
+		`const { EOL } = require("node:os"); EOL.length`:                      "1",
+	} {
+		if got := b.value("javascript", code); got != want {
+			t.Errorf("%s: %s, want %s", code, got, want)
+		}
+	}
 	r := b.run("typescript", `console.log("out"); console.error("err"); throw new TypeError("broken")`)
 	if r.Error == nil || r.Error.Name != "TypeError" || r.Error.Message != "broken" || r.Stdout != "out\n" || !strings.Contains(r.Stderr, "err") {
 		t.Errorf("got %+v", r)
@@ -292,6 +306,16 @@ func TestJavaScriptContext(t *testing.T) {
 	if len(r.Results) != 1 || r.Results[0].Data["text/html"] != "<b>rich</b>" {
 		t.Errorf("got %+v", r)
 	}
+	r = b.run("javascript", `({ [Symbol.for("Jupyter.display")]: () => ({
+		"image/svg+xml": "<svg xmlns='http://www.w3.org/2000/svg'\nwidth='1'></svg>\n", "application/json": { rows: [1, "two", null] }, "text/plain": "rich",
+	}) })`)
+	if len(r.Results) != 1 {
+		t.Fatalf("got %+v", r)
+	}
+	testkit.Diff(t, "forms of a value", map[string]any{
+		"image/svg+xml":    "<svg xmlns='http://www.w3.org/2000/svg'\nwidth='1'></svg>\n",
+		"application/json": map[string]any{"rows": []any{1.0, "two", nil}}, "text/plain": "rich",
+	}, r.Results[0].Data)
 	r, err := n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "typescript", Code: "while (true) {}", Timeout: types.Duration(time.Second)})
 	if err != nil || !r.TimedOut || r.Error == nil || r.Error.Name != "Interrupted" {
 		t.Errorf("%+v, %v", r, err)
