@@ -50,6 +50,36 @@ func TestSleepingGuestIsSmall(t *testing.T) {
 	}
 }
 
+// Terminals, sessions, searches and waits that have ended leave little in it.
+func TestGuestIsSmallAfterItsUse(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	ctx := testkit.Context(t)
+	_, err := n.API.StartProcess(ctx, b.id, types.StartProcessRequest{Name: "web", Command: types.Command{Command: "echo ready; exec sleep 100000"}})
+	b.must(err)
+	for range 20 {
+		term, err := n.API.OpenTerminal(ctx, b.id, client.TerminalOptions{Command: "seq 200000"})
+		b.must(err)
+		for err == nil {
+			_, err = term.Next()
+		}
+		term.Close()
+		session, err := n.API.OpenSession(ctx, b.id, types.OpenSessionRequest{})
+		b.must(err)
+		_, err = n.API.Exec(ctx, b.id, client.ExecRequest{Session: session.ID, Command: types.Command{Command: "seq 200000; exit"}})
+		b.must(err)
+		_, err = n.API.SearchFiles(ctx, b.id, "/etc", client.SearchOptions{Content: "(a|b|c){300}x", Hidden: true})
+		b.must(err)
+		_, err = n.API.WaitProcess(ctx, b.id, "web", types.ReadyCondition{Log: "ready|[a-z]{900}[a-z]{900}"})
+		b.must(err)
+	}
+	testkit.Eventually(t, "its guest is small", func() bool { return testnode.Memory(t, b.hostPID(), "VmRSS") <= mostGuest })
+	b.sleep()
+	if size := testnode.Memory(t, b.hostPID(), "VmRSS"); size > mostGuest {
+		t.Errorf("the frozen guest holds %d bytes, at most %d are allowed", size, mostGuest)
+	}
+}
+
 func (b *box) patch(body string) {
 	b.t.Helper()
 	if status, text := b.node.do(b.t, "PATCH", "/sandbox/"+b.id, "application/json", strings.NewReader(body)); status != http.StatusOK {

@@ -18,6 +18,8 @@ type registered[V any] interface {
 	stop(grace time.Duration)
 	// shown is what clients see. closed: the registry forgets it.
 	shown(closed bool) V
+	// outputBytes is the memory of the output that it stores.
+	outputBytes() int
 }
 
 // registry has the sessions or the terminals of the sandbox by their ids: those that run, and
@@ -27,6 +29,7 @@ type registry[R registered[V], V any] struct {
 	missing      string // the code of an unknown id
 	maxRunning   int    // more are CodeTooMany
 	maxEnded     int    // that are remembered
+	maxEndedOut  int    // outputBytes of those, except for the last one
 	publishEvent func(V)
 
 	wg     sync.WaitGroup // of the goroutines that run them
@@ -142,9 +145,17 @@ func (l *registry[R, V]) retire(e *registration[R]) {
 	}
 	l.publish(e.program.shown(false))
 	l.ended = append(l.ended, e)
-	if len(l.ended) > l.maxEnded {
+	for len(l.ended) > 1 && (len(l.ended) > l.maxEnded || l.endedOutput() > l.maxEndedOut) {
 		l.forget(l.ended[0])
 	}
+}
+
+// endedOutput is the sum of outputBytes of those that have ended. l.mu is held.
+func (l *registry[R, V]) endedOutput() (total int) {
+	for _, e := range l.ended {
+		total += e.program.outputBytes()
+	}
+	return total
 }
 
 // find returns the session or terminal with that id.

@@ -125,3 +125,45 @@ func TestMemoryOfALargeFile(t *testing.T) {
 		t.Errorf("allocated %d bytes", grown)
 	}
 }
+
+// Programs that have ended leave little, also of output that clients may still read.
+func TestMemoryOfWhatHasEnded(t *testing.T) {
+	c := start(t, nil)
+	dir := searchTree(t)
+	last := ""
+	use := func() {
+		term := openTerminal(t, c, "head", "-c", "1048576", "/dev/zero")
+		last = term.ID
+		screen, err := c.AttachTerminal(t.Context(), last, -1)
+		for err == nil {
+			_, err = screen.Next()
+		}
+		if screen.Close(); err != io.EOF {
+			t.Fatal(err)
+		}
+		session, err := c.OpenSession(t.Context(), guest.SessionSpec{Cwd: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, c, guest.ExecRequest{Session: session.ID, Command: guest.Command{Command: "head -c 1048576 /dev/zero; exit"}})
+		if _, err := c.Search(t.Context(), dir, guest.SearchOptions{Content: "(a|b){100}", Limit: 10}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	memory := func() int64 {
+		var stats runtime.MemStats
+		runtime.GC()
+		runtime.GC() // empties each sync.Pool, too
+		runtime.ReadMemStats(&stats)
+		return int64(stats.HeapAlloc)
+	}
+	use()
+	before := memory()
+	for range 20 {
+		use()
+	}
+	if grown := memory() - before; grown > 3<<19 {
+		t.Errorf("%d bytes stay in memory", grown)
+	}
+	attach(t, c, last, -1).end() // the output of the last one is left
+}

@@ -209,6 +209,12 @@ func (t *terminal) shown(closed bool) guest.Terminal {
 
 func (t *terminal) ready() error { return nil }
 
+func (t *terminal) outputBytes() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.screen.buf)
+}
+
 func (t *terminal) hangUp() { t.tree.hangUp() }
 
 // stop ends the program with all that it started.

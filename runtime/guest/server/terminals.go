@@ -10,12 +10,14 @@ import (
 
 const (
 	maxTerminals      = 128
-	maxEndedTerminals = 16 // with their output
+	maxEndedTerminals = 16
+	// maxEndedOutput bounds the memory of their output, so that an idle guest stays below 8 MB.
+	maxEndedOutput = 1 << 20
 )
 
 func newTerminals(s *Server) *registry[*terminal, guest.Terminal] {
 	return &registry[*terminal, guest.Terminal]{
-		noun: "terminal", missing: guest.CodeNoTerminal, maxRunning: maxTerminals, maxEnded: maxEndedTerminals,
+		noun: "terminal", missing: guest.CodeNoTerminal, maxRunning: maxTerminals, maxEnded: maxEndedTerminals, maxEndedOut: maxEndedOutput,
 		publishEvent: func(view guest.Terminal) { s.events.send(guest.Event{Type: guest.EventTerminal, Terminal: &view}) },
 		known:        map[string]*registration[*terminal]{},
 	}
