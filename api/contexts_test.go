@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/runtime/jupyter"
 	"github.com/doze-run/doze/runtime/jupyter/jupytertest"
 )
 
@@ -127,14 +129,22 @@ func TestValuesWithoutFormsAreBounded(t *testing.T) {
 
 // An update replaces a value, also in the limit.
 func TestUpdatesOfAValueAreNotAdded(t *testing.T) {
-	s := newInterpreters(t)
-	code := "show text/html x"
-	for i := range 100 {
-		code += fmt.Sprintf("\nupdate %d-%s", i, strings.Repeat("x", 1000))
+	o := codeOutput{limit: 3000}
+	value := func(text string, update bool) jupyter.Event {
+		data := json.RawMessage(strconv.Quote(text + strings.Repeat("x", 1000)))
+		return jupyter.Event{Kind: jupyter.Result, Result: &jupyter.Rich{Data: map[string]json.RawMessage{"text/plain": data}, DisplayID: "d", Update: update}}
 	}
-	got := s.run("python", map[string]any{"code": code, "max_output_bytes": 10_000})
-	if got.Truncated || len(got.Results) != 1 || !strings.HasPrefix(got.Results[0].Data["text/plain"].(string), "99-") {
+	o.add(value("first", false))
+	for i := range 100 {
+		o.add(value(fmt.Sprintf("%d-", i), true))
+	}
+	got := o.end(types.CodeEnd{})
+	if text := string(got.Results[0].Data["text/plain"].(json.RawMessage)); got.Truncated || len(got.Results) != 1 || !strings.HasPrefix(text, `"99-`) {
 		t.Errorf("got %+v", got)
+	}
+	o.add(value("with another", false))
+	if o.add(value("with a third", false)); !o.truncated || len(o.results) != 2 {
+		t.Errorf("%d results, truncated %v", len(o.results), o.truncated)
 	}
 }
 

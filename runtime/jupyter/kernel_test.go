@@ -143,8 +143,10 @@ func TestInterruptOfEndedCodeDoesNotReachTheNext(t *testing.T) {
 	first, err := k.Execute(testkit.Context(t), "print x", jupyter.Options{Limit: 1 << 10})
 	testkit.NoError(t, "Execute", err)
 	testkit.Closed(t, "the end of the code", first.Done())
-	second, err := k.Execute(testkit.Context(t), "wait", jupyter.Options{Limit: 1 << 10})
+	second, err := k.Execute(testkit.Context(t), "print on\nwait", jupyter.Options{Limit: 1 << 10})
 	testkit.NoError(t, "Execute", err)
+	_, err = second.Next(testkit.Context(t))
+	testkit.NoError(t, "Next", err)
 	testkit.NoError(t, "Interrupt", first.Interrupt(testkit.Context(t)))
 	if n := fake.Interrupts.Load(); n != 0 {
 		t.Errorf("%d interrupts arrived", n)
@@ -174,9 +176,9 @@ func TestShortTextDoesNotRetainItsMessage(t *testing.T) {
 		"error":        `{"ename":"` + long + `","evalue":"","traceback":["a\n` + long + `"]}`,
 	} {
 		before := heap()
-		events, err := jupyter.Publications(1<<20, kind, []byte(content), 50)
+		events, err := jupyter.Publications(1<<20, kind, []byte(content), 10)
 		testkit.NoError(t, kind, err)
-		if grown := heap() - before; grown > 20<<20 {
+		if grown := heap() - before; grown > 4<<20 {
 			t.Errorf("%d events %s retain %d bytes", len(events), kind, grown)
 		}
 		runtime.KeepAlive(events)
