@@ -92,7 +92,7 @@ func TestShellRunsProgramsOfTerminals(t *testing.T) {
 		s.press("python3 -q\r")
 		s.shows(">>>")
 		s.press("for i in range(3): print('line', i)\r\r")
-		s.shows("\nline 0\nline 1\nline 2\n")
+		s.shows("\nline 0\nline 1\nline 2\n>>>")
 		s.press("import time; print('be' + 'gun'); time.sleep(1000)\r")
 		s.shows("\nbegun\n")
 		s.press("\x03")
@@ -102,14 +102,14 @@ func TestShellRunsProgramsOfTerminals(t *testing.T) {
 			s.key(vt.KeyLeft)
 		}
 		s.press("* \x05\r") // Ctrl-E moves to the end
-		s.shows("\n42\n")
+		s.shows("\n42\n>>>")
 		s.key(vt.KeyUp) // the last line from the history
 		s.press("\x7f + 1)\r")
-		s.shows("\n43\n")
+		s.shows("\n43\n>>>")
 		s.press("input('na' + 'me? ')\r")
 		s.shows("\nname?")
 		s.press("grüße\r")
-		s.shows("\nname? grüße\n'grüße'\n")
+		s.shows("\nname? grüße\n'grüße'\n>>>")
 		s.press("exit(7)\r")
 		s.shows(">>> exit(7)\n$")
 		s.press("exit $?\r")
