@@ -53,7 +53,7 @@ doctor: build ## check this host and the running node; each finding has its reme
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	@$(ENTER) -- $(TEST_HOME)/bin/doze doctor
 
-build: policies ## the programs: bin/doze, bin/doze-node, bin/doze-guest and bin/doze-netns
+build: policies ## the programs: bin/doze, bin/doze-node, bin/doze-guest, bin/doze-netns and bin/doze-disk
 	@mkdir -p bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" \
 		-ldflags "-s -w -X main.buildVersion=$(VERSION) -X $(VERSION_PACKAGE).release=$(VERSION)" -o bin/ ./cmd/...

@@ -48,6 +48,8 @@ type App struct {
 	// The program `doze-netns`, which dials into sandboxes and starts them within their
 	// quotas. Default: in the folder of the running program.
 	NetnsHelper string `json:"netns_helper,omitempty"`
+	// The program `doze-disk`, which takes and restores snapshots. Default: in the folder of the running program.
+	DiskHelper string `json:"disk_helper,omitempty"`
 	// The cgroup v2 subtree of the node's user, such as `/sys/fs/cgroup/doze`. Without one,
 	// sandboxes sleep and wake slowly and have no limits. Default: `$DOZE_CGROUP`.
 	Cgroup string `json:"cgroup,omitempty"`
@@ -370,6 +372,7 @@ func (a *App) nodeConfig() (node.Config, error) {
 		TokenFile:    a.TokenFile,
 		Guest:        a.Guest,
 		NetnsHelper:  a.NetnsHelper,
+		DiskHelper:   a.DiskHelper,
 		PodmanSocket: a.PodmanSocket,
 		Cgroup:       a.Cgroup,
 		Sandbox:      sb,

@@ -39,6 +39,7 @@ func init() {
 //		podman_socket           <socket>
 //		guest                   <program>
 //		netns_helper            <program>
+//		disk_helper             <program>
 //		cgroup                  <folder>
 //		image                   <name> <reference>
 //		allow_images            <pattern...>
@@ -88,6 +89,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		"podman_socket":           &a.PodmanSocket,
 		"guest":                   &a.Guest,
 		"netns_helper":            &a.NetnsHelper,
+		"disk_helper":             &a.DiskHelper,
 		"cgroup":                  &a.Cgroup,
 		"image":                   a.parseImage,
 		"allow_images":            &a.AllowImages,

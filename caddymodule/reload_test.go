@@ -129,7 +129,7 @@ func TestRequestsGoOnDuringReloads(t *testing.T) {
 func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
 	s := newSite(t)
 	_, address := s.sandbox(hello, sandbox.Port{})
-	for _, option := range []string{"token_file", "guest", "netns_helper", "podman_socket", "cgroup"} {
+	for _, option := range []string{"token_file", "guest", "netns_helper", "disk_helper", "podman_socket", "cgroup"} {
 		err := s.load(option+" /elsewhere\nsleep_after 9m", "")
 		if err == nil || !strings.Contains(err.Error(), option+" cannot change from ") || !strings.Contains(err.Error(), "while the node runs: restart it") {
 			t.Fatalf("%s: the reload gave %v", option, err)

@@ -20,6 +20,7 @@ import (
 	"github.com/doze-run/doze/api/signedurl"
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/egress/proxy"
+	"github.com/doze-run/doze/runtime/disk"
 	"github.com/doze-run/doze/runtime/freezer"
 	"github.com/doze-run/doze/runtime/netns"
 	"github.com/doze-run/doze/runtime/podman"
@@ -40,9 +41,9 @@ type Config struct {
 	Home string
 	// TokenFile holds the API token and is created if it is missing. Default: Home/token.
 	TokenFile string
-	// Guest and NetnsHelper are the paths of doze-guest and doze-netns.
+	// Guest, NetnsHelper and DiskHelper are the paths of doze-guest, doze-netns and doze-disk.
 	// Default: in the folder of the running program.
-	Guest, NetnsHelper string
+	Guest, NetnsHelper, DiskHelper string
 	// PodmanSocket of the Podman service to use. Default: the user's own; if that does
 	// not respond, the node starts one.
 	PodmanSocket string
@@ -75,6 +76,7 @@ func (c *Config) fill() error {
 	c.TokenFile = cmp.Or(c.TokenFile, filepath.Join(c.Home, "token"))
 	c.Guest = cmp.Or(c.Guest, filepath.Join(programs, "doze-guest"))
 	c.NetnsHelper = cmp.Or(c.NetnsHelper, filepath.Join(programs, "doze-netns"))
+	c.DiskHelper = cmp.Or(c.DiskHelper, filepath.Join(programs, "doze-disk"))
 	c.Cgroup = cmp.Or(c.Cgroup, os.Getenv("DOZE_CGROUP"))
 	c.Sandbox.RunDir = filepath.Join(c.Home, "run")
 	c.Sandbox.GuestBinary = filepath.Join(c.Home, "guest", "doze-guest")
@@ -151,10 +153,11 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		return nil, err
 	}
 	opened = append(opened, engine.Close)
-	storage, err := engine.StorageFolder(ctx)
+	images, err := engine.Storage(ctx)
 	if err != nil {
 		return nil, err
 	}
+	storage := images.GraphRoot
 	w, commits, err := openWitness(storage, records.NodeID(), cfg.Home, log)
 	if err != nil {
 		return nil, err
@@ -180,9 +183,14 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		return nil, err
 	}
 	opened = append(opened, network.Close)
+	disks := disk.New(disk.Config{
+		Helper: cfg.DiskHelper, NetnsHelper: cfg.NetnsHelper, Storage: images, Folder: filepath.Join(nodesDir(storage), records.NodeID()+".disks"),
+		Node: records.NodeID(), Log: log,
+	})
+	opened = append(opened, disks.Close)
 	n, err := Assemble(ctx, cfg, Backends{
 		Deps: sandbox.Deps{
-			Engine: engine, Freezer: sandboxFreezer, Network: network, Store: records, PublicRoots: publicRoots, Restored: restored, Log: log,
+			Engine: engine, Disks: disks, Freezer: sandboxFreezer, Network: network, Store: records, PublicRoots: publicRoots, Restored: restored, Log: log,
 			Creations: filepath.Join(nodesDir(storage), records.NodeID()+".creating"),
 			Origins:   filepath.Join(nodesDir(storage), records.NodeID()+".origins"),
 		},

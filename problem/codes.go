@@ -165,6 +165,12 @@ var (
 		"The request exceeds a limit of the sandbox, such as 4 MiB for a command with its environment.")
 	ArchiveUnsafe = define(API, "archive_unsafe", http.StatusUnprocessableEntity, "Unsafe archive",
 		"An entry of the archive has `..`, an absolute path, or a link that leads out of the directory. Earlier entries are unpacked.")
+	SnapshotNotFound = define(API, "snapshot_not_found", http.StatusNotFound, "Snapshot not found",
+		"No snapshot of the owner has that id or name. `GET /snapshots` lists them.")
+	SnapshotExists = define(API, "snapshot_exists", http.StatusConflict, "Snapshot exists",
+		"Another snapshot of the owner has that name. Use another name, or delete it first.")
+	SnapshotLimitExceeded = define(API, "snapshot_limit_exceeded", http.StatusConflict, "Too many snapshots",
+		"The node has 10,000 snapshots. Delete some first; `keep_last` and `max_age` do so by themselves.")
 	SessionNotFound = define(API, "session_not_found", http.StatusNotFound, "Session not found",
 		"The sandbox has no session with this id.")
 	SessionLost = define(API, "session_lost", http.StatusGone, "Session has ended",

@@ -85,7 +85,7 @@ func (c *Client) supervise() {
 func (c *Client) start() (*helper, error) {
 	ctx, cancel := context.WithTimeout(c.ctx, startLimit)
 	defer cancel()
-	userNS, err := c.userNamespace(ctx)
+	userNS, err := UserNamespace(ctx, c.cfg.Helper)
 	if err != nil {
 		return nil, err
 	}
@@ -100,11 +100,11 @@ func (c *Client) start() (*helper, error) {
 	return h, nil
 }
 
-// userNamespace returns Podman's user namespace, from a probe process that Podman starts in
-// it. Podman creates the namespace if necessary; its pause process keeps it open. The caller
-// closes the file.
-func (c *Client) userNamespace(ctx context.Context) (*os.File, error) {
-	probe, fd, err := launch(ctx, []string{"podman", "unshare", "--", c.cfg.Helper, "probe"})
+// UserNamespace returns Podman's user namespace, from a probe process that Podman starts in it:
+// doze-netns, whose path is helper. Podman creates the namespace if necessary; its pause process
+// keeps it open. The caller closes the file.
+func UserNamespace(ctx context.Context, helper string) (*os.File, error) {
+	probe, fd, err := launch(ctx, []string{"podman", "unshare", "--", helper, "probe"})
 	if err != nil {
 		return nil, fmt.Errorf("find Podman's user namespace: %w", err)
 	}

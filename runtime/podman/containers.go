@@ -32,10 +32,10 @@ func (e *Engine) Create(ctx context.Context, c sandbox.ContainerSpec) error {
 	}
 	if !c.New {
 		return fmt.Errorf("create %[1]s: podman has a disk of container %[2]s but no record of it, and the disk may have the sandbox's files; "+
-			"`podman ps -a --external` lists it, `podman mount %[2]s` shows the files, and `podman rm --storage %[2]s` removes them", c.ID, containerName(c.ID))
+			"`podman ps -a --external` lists it, `podman mount %[2]s` shows the files, and `podman rm --storage %[2]s` removes them", c.ID, ContainerName(c.ID))
 	}
 	// A service that died during the creation left a name and a disk without a container.
-	if err := e.remove(ctx, containerName(c.ID)); err != nil {
+	if err := e.remove(ctx, ContainerName(c.ID)); err != nil {
 		return fmt.Errorf("remove an incomplete container: %w", err)
 	}
 	return e.create(ctx, c)
@@ -228,7 +228,7 @@ func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
 	case errors.Is(err, errOtherNode):
 		return e.files.remove(id)
 	case errors.Is(err, sandbox.ErrNoContainer):
-		handle = containerName(id) // an incomplete one has a disk and no id
+		handle = ContainerName(id) // an incomplete one has a disk and no id
 	case err != nil:
 		return err
 	}
@@ -295,7 +295,7 @@ func containerOf(id sandbox.ID, data *define.InspectContainerData) (sandbox.Cont
 }
 
 func (e *Engine) inspect(ctx context.Context, id sandbox.ID) (*define.InspectContainerData, error) {
-	name := containerName(id)
+	name := ContainerName(id)
 	if handle, ok := e.owned.Load(id); ok {
 		name = handle.(string)
 	}

@@ -171,16 +171,30 @@ func (e *Engine) Ping(ctx context.Context) error {
 	})
 }
 
-// StorageFolder returns the folder of Podman's containers and images.
-func (e *Engine) StorageFolder(ctx context.Context) (string, error) {
+// Storage is where Podman stores containers and images.
+type Storage struct {
+	GraphRoot string // the folder that stays
+	RunRoot   string // the folder that is emptied at a boot
+	Driver    string // such as overlay
+	Options   []string
+}
+
+// Storage returns Podman's storage.
+func (e *Engine) Storage(ctx context.Context) (Storage, error) {
 	info, err := request(ctx, e, func(ctx context.Context) (*define.Info, error) { return system.Info(ctx, nil) })
 	if err == nil && (info.Store == nil || info.Store.GraphRoot == "") {
 		err = errors.New("podman info does not have it")
 	}
 	if err != nil {
-		return "", fmt.Errorf("find podman's storage: %w", err)
+		return Storage{}, fmt.Errorf("find podman's storage: %w", err)
 	}
-	return info.Store.GraphRoot, nil
+	storage := Storage{GraphRoot: info.Store.GraphRoot, RunRoot: info.Store.RunRoot, Driver: info.Store.GraphDriverName}
+	for name, value := range info.Store.GraphOptions {
+		if text, ok := value.(string); ok {
+			storage.Options = append(storage.Options, name+"="+text)
+		}
+	}
+	return storage, nil
 }
 
 var _ sandbox.Engine = (*Engine)(nil)

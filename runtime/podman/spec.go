@@ -62,9 +62,9 @@ const (
 	mappedIDs = 65535
 )
 
-// containerName returns the name of a sandbox's container. It is unique on the machine,
+// ContainerName returns Podman's name of a sandbox's container. It is unique on the machine,
 // because ids are.
-func containerName(id sandbox.ID) string { return "doze-" + string(id) }
+func ContainerName(id sandbox.ID) string { return "doze-" + string(id) }
 
 // generate returns the specification with which Podman creates the container. The image
 // provides the root file system, the environment and the working directory; its entry point,
@@ -73,7 +73,7 @@ func containerName(id sandbox.ID) string { return "doze-" + string(id) }
 // it reads them when the container starts.
 func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen.SpecGenerator {
 	s := specgen.NewSpecGenerator(c.ImageRef, false)
-	s.Name = containerName(c.ID)
+	s.Name = ContainerName(c.ID)
 	s.Labels = map[string]string{
 		labelNode:    node,
 		labelSandbox: string(c.ID),

@@ -25,6 +25,9 @@ type CreateRequest struct {
 	SleepAfter, StopAfter *Duration
 	// TTL is how long the sandbox lives before it is destroyed; nil or 0: no limit.
 	TTL *Duration
+	// Snapshot, a name or an id, is the disk that the sandbox begins with, in place of an
+	// image, and the source of settings that the request does not have.
+	Snapshot string
 	// Warm are languages for which each cold start also starts an interpreter, which the
 	// first context of the language uses.
 	Warm []Language
@@ -65,6 +68,10 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, cr
 // draft checks a request and fills in the defaults.
 func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 	cfg := m.config()
+	s, err := m.base(&req)
+	if err != nil {
+		return Sandbox{}, err
+	}
 	now := time.Now().UTC()
 	sb := Sandbox{
 		ID:           NewID(),
@@ -92,12 +99,46 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 	if _, ok := cfg.Sizes[sb.Size]; !ok {
 		return Sandbox{}, &InvalidError{Field: "size", Reason: fmt.Sprintf("%q is not configured on this node", clip(sb.Size)), Want: "use one of " + sizeNames(cfg.Sizes)}
 	}
+	if req.Snapshot != "" {
+		sb.Snapshot, sb.CreatedFrom, sb.ImageRef, sb.Declared = s.ID, s.ID, s.Origin.ImageRef, s.Origin.Declared
+		return sb, nil
+	}
 	if len(sb.Image) > maxImage {
 		return Sandbox{}, &InvalidError{Field: "image", Reason: fmt.Sprintf("has %d bytes", len(sb.Image)), Want: fmt.Sprintf("at most %d are allowed", maxImage)}
 	}
-	var err error
 	sb.ImageRef, err = cfg.Images.resolve(sb.Image)
 	return sb, err
+}
+
+// base returns the snapshot that a request names, if any, and completes the request from its
+// settings.
+func (m *Manager) base(req *CreateRequest) (Snapshot, error) {
+	if req.Snapshot == "" {
+		return Snapshot{}, nil
+	}
+	s, err := m.Snapshot(req.Owner, req.Snapshot)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	origin := s.Origin
+	if req.Image != "" && req.Image != origin.Image {
+		return Snapshot{}, &InvalidError{Field: "image", Reason: fmt.Sprintf("snapshot %s has the image %q", s.ID, origin.Image), Want: "leave it out"}
+	}
+	req.Image = origin.Image
+	if _, configured := m.config().Sizes[origin.Size]; configured {
+		req.Size = cmp.Or(req.Size, origin.Size)
+	}
+	env := maps.Clone(origin.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	maps.Copy(env, req.Env)
+	req.Env = env
+	req.SleepAfter, req.StopAfter = cmp.Or(req.SleepAfter, &origin.SleepAfter), cmp.Or(req.StopAfter, &origin.StopAfter)
+	if req.Warm == nil {
+		req.Warm = origin.Warm
+	}
+	return s, nil
 }
 
 func (sb *Sandbox) validate() error {
@@ -124,6 +165,9 @@ func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 		have := b.view.Load()
 		if have.Image != sb.Image {
 			return nil, false, &ConflictError{Name: sb.Name, Reason: fmt.Sprintf("exists with image %q", have.Image), Want: "request that image, use another name, or destroy it first"}
+		}
+		if sb.CreatedFrom != "" && have.CreatedFrom != sb.CreatedFrom {
+			return nil, false, &ConflictError{Name: sb.Name, Reason: "exists, and was not created from that snapshot", Want: "use another name, or restore the snapshot in it"}
 		}
 		if have.Size != sb.Size {
 			return nil, false, &ConflictError{Name: sb.Name, Reason: fmt.Sprintf("exists with size %q", have.Size), Want: "request that size, use another name, or destroy it first"}
@@ -207,7 +251,7 @@ func (b *liveSandbox) dismantleAgain(ctx context.Context) error {
 }
 
 func (b *liveSandbox) makeContainer(ctx context.Context) error {
-	ref := b.view.Load().ImageRef
+	ref := b.view.Load().diskRef()
 	err := b.m.deps.Engine.EnsureImage(ctx, ref, func(line string) {
 		b.emit(Event{Type: EventImagePull, Progress: clip(line)})
 	})
@@ -226,11 +270,19 @@ func (b *liveSandbox) makeContainer(ctx context.Context) error {
 	return b.coldStart(ctx) // which creates the missing container
 }
 
+// diskRef is the image that the sandbox's container is created from.
+func (sb *Sandbox) diskRef() string {
+	if sb.Snapshot != "" {
+		return SnapshotRef(sb.Snapshot)
+	}
+	return sb.ImageRef
+}
+
 func (m *Manager) containerSpec(sb Sandbox, cgroupParent string) ContainerSpec {
 	return ContainerSpec{
 		ID:           sb.ID,
 		Name:         sb.Name,
-		ImageRef:     sb.ImageRef,
+		ImageRef:     sb.diskRef(),
 		Env:          sb.Env,
 		CgroupParent: cgroupParent,
 		GuestBinary:  m.config().GuestBinary,

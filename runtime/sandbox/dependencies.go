@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// The Manager's dependencies. Engine, Freezer, Network and Uplink have a conformance suite
-// each (packages enginetest, freezertest, networktest and uplinktest) that the real
+// The Manager's dependencies. Engine, Disks, Freezer, Network and Uplink have a conformance suite
+// each (packages enginetest, diskstest, freezertest, networktest and uplinktest) that the real
 // implementation and the fake both pass. Tests use the real Store, in memory.
 
 // Limits of a sandbox. Zero means no limit.
@@ -117,6 +117,37 @@ type Freezer interface {
 	Enforced() []string
 }
 
+// Disks makes snapshots of the disks of an Engine's containers. The Engine creates containers
+// from a snapshot as from the image SnapshotRef. All methods are safe for concurrent use, but
+// concurrent calls are never for the same snapshot. An unknown container returns ErrNoContainer
+// (wrapped), a full disk ErrStoreFull (wrapped).
+type Disks interface {
+	// Prefetch copies the disk of a container whose programs run, so that Capture has less to
+	// do. The copy is not consistent yet.
+	Prefetch(ctx context.Context, id ID, snapshot SnapshotID) error
+	// Capture copies what Prefetch has not, or what has changed since. The container does not
+	// run, or is frozen.
+	Capture(ctx context.Context, id ID, snapshot SnapshotID) (DiskUsage, error)
+	// Publish makes what was captured a snapshot, which is on the disk when Publish returns.
+	Publish(ctx context.Context, id ID, snapshot SnapshotID) error
+	// Move makes the disk of a container that does not run a snapshot, without a copy, which is
+	// on the disk when Move returns. The container is left an empty disk.
+	Move(ctx context.Context, id ID, snapshot SnapshotID) error
+	// Moved reports whether a Move that failed, or was interrupted by the end of the node, has
+	// moved files into the snapshot.
+	Moved(ctx context.Context, snapshot SnapshotID) (bool, error)
+	// Discard empties the disk of a container that does not run. It does not wait until the
+	// files have been deleted.
+	Discard(ctx context.Context, id ID) error
+	// Delete deletes a snapshot, or what failed calls have left of one. While a container is
+	// based on it, it returns ErrSnapshotInUse (wrapped) and changes nothing. Files that other
+	// snapshots are based on stay until those are deleted. Idempotent.
+	Delete(ctx context.Context, snapshot SnapshotID) error
+	// Measure returns the usage of a snapshot without its parents, or of the disk of a
+	// container if id is not empty.
+	Measure(ctx context.Context, id ID, snapshot SnapshotID) (DiskUsage, error)
+}
+
 // Network reaches into a sandbox.
 type Network interface {
 	// Dial connects to a TCP port on the loopback of the sandbox whose first
@@ -183,6 +214,13 @@ type Store interface {
 	// Events returns up to limit events of a sandbox with Seq > after, oldest
 	// first.
 	Events(ctx context.Context, id ID, after uint64, limit int) ([]Event, error)
+	// PutSnapshot writes the record, replacing an older one of the same ID.
+	PutSnapshot(ctx context.Context, s Snapshot) error
+	// DeleteSnapshot removes the record. Idempotent.
+	DeleteSnapshot(ctx context.Context, id SnapshotID) error
+	// Snapshots calls yield for every record until it returns an error, which Snapshots then
+	// returns.
+	Snapshots(ctx context.Context, yield func(Snapshot) error) error
 	// LastSeq is the highest Seq of a sandbox's events, 0 without any.
 	LastSeq(ctx context.Context, id ID) (uint64, error)
 	// NodeID is made when the store is made and never changes: 12 characters

@@ -68,6 +68,9 @@ func (b *liveSandbox) destroyDue(ctx context.Context, reason StateReason, due fu
 		return b.failed(ConditionDestroyFailed, fmt.Errorf("destroy %s: %w", b.id, err))
 	}
 	b.m.remove(b)
+	if b.view.Load().Snapshot != "" {
+		b.m.collectSoon()
+	}
 	return nil
 }
 

@@ -24,6 +24,12 @@ var (
 	ErrNotRunning = errors.New("sandbox is not running")
 	// ErrBusy: a lease is held, so the sandbox cannot sleep or stop now.
 	ErrBusy = errors.New("sandbox is in use")
+	// ErrSnapshotNotFound: no snapshot of the owner has that name or id.
+	ErrSnapshotNotFound = errors.New("snapshot not found")
+	// ErrTooManySnapshots: the node has as many as it can.
+	ErrTooManySnapshots = errors.New("the node has as many snapshots as it can")
+	// ErrSnapshotInUse is returned by Disks for a snapshot that containers are based on.
+	ErrSnapshotInUse = errors.New("snapshot is in use")
 	// ErrClosed: the Manager is shutting down.
 	ErrClosed = errors.New("the node is shutting down")
 	// ErrNoContainer is returned by an Engine for a container it does not have.
@@ -86,6 +92,16 @@ type ConflictError struct {
 
 func (e *ConflictError) Error() string {
 	return fmt.Sprintf("sandbox %q %s; %s", e.Name, e.Reason, e.Want)
+}
+
+// SnapshotExistsError refuses a name that another snapshot of the owner has.
+type SnapshotExistsError struct {
+	Name string
+	ID   SnapshotID // of the other
+}
+
+func (e *SnapshotExistsError) Error() string {
+	return fmt.Sprintf("snapshot %q exists (%s); use a name that is free, or delete it first", e.Name, e.ID)
 }
 
 // FreezeError: the processes of a sandbox could not be frozen, and run on.

@@ -18,6 +18,7 @@ import (
 // Deps are the dependencies of a Manager. The caller closes them after the Manager.
 type Deps struct {
 	Engine  Engine
+	Disks   Disks // of the Engine's containers
 	Freezer Freezer
 	Network Network
 	Store   Store
@@ -51,6 +52,8 @@ type Manager struct {
 	creations creations
 	origins   origins
 	retries   retries
+
+	snapshots snapshots
 
 	messages *quota.Pool // memory for messages of kernels
 
@@ -89,6 +92,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		messages:  quota.New(maxMessages),
 		startedAt: time.Now().UTC(),
 		sandboxes: map[ID]*liveSandbox{},
+		snapshots: snapshots{byID: map[SnapshotID]Snapshot{}},
 		names:     map[nameKey]*liveSandbox{},
 
 		quarantined: map[ID]*quarantined{},

@@ -57,6 +57,9 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 		}
 	}
 	m.mu.Unlock()
+	if err := m.recoverSnapshots(ctx, sandboxes); err != nil {
+		return fmt.Errorf("recover the snapshots: %w", err)
+	}
 	m.readOrigins(sandboxes, byID)
 	m.quarantineUnknown(sandboxes, containers)
 
@@ -67,6 +70,8 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.mu.Lock()
 	m.started = true
 	m.mu.Unlock()
+	m.collectSoon()
+	m.spawn(m.expire)
 	return nil
 }
 

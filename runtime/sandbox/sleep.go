@@ -170,7 +170,12 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 	if how == modeIdle && (b.state() != StateAsleep || b.stopIn() > 0) {
 		return errNotIdle
 	}
-	grace := b.m.config().StopGrace
+	return b.stopLocked(ctx, how, reason, b.m.config().StopGrace)
+}
+
+// stopLocked is the only transition to StateStopped that is not forced by the end of the
+// container. Needs the transition lock.
+func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReason, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+stopSlack)
 	defer cancel()
 	before := b.state()

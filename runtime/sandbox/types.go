@@ -45,6 +45,7 @@ const (
 	ReasonStopFailed        StateReason = "stop_failed"        // running: it could neither be stopped nor frozen again
 	ReasonCreateFailed      StateReason = "create_failed"      // its creation was not acknowledged
 	ReasonAdopted           StateReason = "adopted"            // from quarantine
+	ReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 )
 
 // Condition is a fault of a sandbox.
@@ -145,6 +146,13 @@ type Sandbox struct {
 	Listening []guest.Listening `json:"listening,omitempty"`
 	// Declared are the processes that a cold wake starts again.
 	Declared []guest.ProcessSpec `json:"declared,omitempty"`
+	// Snapshot is the one that its disk began as; empty: the image.
+	Snapshot SnapshotID `json:"snapshot,omitempty"`
+	// CreatedFrom is the snapshot that its creation named; empty: none.
+	CreatedFrom SnapshotID `json:"created_from,omitempty"`
+	// Rebase: Snapshot has changed since its container was created, whose disk is to be
+	// discarded.
+	Rebase bool `json:"rebase,omitempty"`
 }
 
 // StoppedOnPurpose reports whether its owner stopped it: it did not end by itself.
@@ -262,6 +270,8 @@ const (
 	EventUpdated       EventType = "updated"
 	EventAdopted       EventType = "adopted" // from quarantine
 	EventDiskLost      EventType = "disk_lost"
+	EventSnapshotted   EventType = "snapshotted"
+	EventRestored      EventType = "restored" // from a snapshot
 	EventDestroyed     EventType = "destroyed"
 )
 
@@ -275,7 +285,7 @@ type Event struct {
 	Time    time.Time `json:"time"`
 	Sandbox ID        `json:"sandbox"`
 	Kind    WakeKind  `json:"kind,omitempty"` // woke
-	// DurationMS is how long it took: woke, created.
+	// DurationMS is how long it took: woke, created, snapshotted, restored.
 	DurationMS float64          `json:"duration_ms,omitempty"`
 	Cause      Cause            `json:"cause,omitempty"`  // woke, wake_failed
 	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed
@@ -285,4 +295,6 @@ type Event struct {
 	Process    *guest.Process   `json:"process,omitempty"`
 	Progress   string           `json:"progress,omitempty"` // image_pull_progress
 	Until      time.Time        `json:"until,omitzero"`     // held
+	Snapshot   SnapshotID       `json:"snapshot,omitempty"` // snapshotted, restored
+	Bytes      int64            `json:"bytes,omitempty"`    // snapshotted: of the disk, 0 if it was not copied
 }

@@ -290,6 +290,9 @@ func (b *liveSandbox) start(ctx context.Context) error {
 	if err := b.m.makeRunDir(b.id); err != nil {
 		return fmt.Errorf("create its run folder: %w", fullDisk(err))
 	}
+	if err := b.rebase(ctx); err != nil {
+		return err
+	}
 	c, err := b.m.deps.Engine.Start(ctx, b.id, limits)
 	if errors.Is(err, ErrNoContainer) {
 		// New, or removed outside of doze: then its files are lost.

@@ -14,6 +14,7 @@ import (
 //	n/                      the node's id
 //	c/                      the count of commits
 //	s/<sandbox id>          the record of a sandbox
+//	p/<snapshot id>         the record of a snapshot
 //	e/<sandbox id>/<seq>    an event; seq is 8 bytes, big-endian, so that byte
 //	                        order is the order of the timeline
 //	d/<kind>/<name>         a document; kinds have no slash, names may
@@ -21,6 +22,8 @@ var (
 	nodeIDKey     = []byte("n/")
 	commitsKey    = []byte("c/")
 	sandboxPrefix = []byte("s/")
+
+	snapshotPrefix = []byte("p/")
 )
 
 func sandboxKey(id sandbox.ID) []byte { return append([]byte("s/"), id...) }

@@ -1,0 +1,298 @@
+// Package disk implements sandbox.Disks on Podman's storage.
+//
+// The files of a container belong to user ids that only Podman's user namespace has. Therefore
+// a process in that namespace works on them, the disk helper (command doze-disk). It starts with
+// the first request, and ends with the node.
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/rpc"
+	"net/rpc/jsonrpc"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/disk/wire"
+	"github.com/doze-run/doze/runtime/netns"
+	"github.com/doze-run/doze/runtime/podman"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+const (
+	// maxCopies bounds the copies of disks at the same time, which share one disk. Others wait.
+	maxCopies = 4
+	// startLimit bounds the start of the helper, which takes 20 ms, and 2 s if Podman has to
+	// create its user namespace.
+	startLimit = 20 * time.Second
+)
+
+// Config of a Client.
+type Config struct {
+	// Helper and NetnsHelper are the paths of doze-disk and doze-netns.
+	Helper, NetnsHelper string
+	// Storage describes Podman's storage.
+	Storage podman.Storage
+	// Folder is the helper's own, on the file system of the storage.
+	Folder string
+	// Node is the id of the node.
+	Node string
+	Log  *slog.Logger
+}
+
+// Client makes snapshots. sandbox.Disks documents its methods. Create one with New.
+type Client struct {
+	cfg    Config
+	copies *semaphore.Weighted // of maxCopies
+
+	mu      sync.Mutex
+	current *helper
+	closed  bool
+}
+
+// helper is one running helper process.
+type helper struct {
+	cmd    *exec.Cmd
+	client *rpc.Client
+}
+
+// New returns a Client, which starts its helper with the first request. The caller closes it.
+func New(cfg Config) *Client { return &Client{cfg: cfg, copies: semaphore.NewWeighted(maxCopies)} }
+
+// Close ends the helper, also in the middle of requests, and waits for its exit. Idempotent.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	return c.stopLocked()
+}
+
+func (c *Client) stopLocked() error {
+	if c.current == nil {
+		return nil
+	}
+	h := c.current
+	c.current = nil
+	_ = h.client.Close()
+	kill := time.AfterFunc(time.Second, func() { _ = h.cmd.Process.Kill() }) // it copies
+	defer kill.Stop()
+	_ = h.cmd.Wait() // its exit code has no meaning
+	return nil
+}
+
+// Prefetch implements sandbox.Disks.
+func (c *Client) Prefetch(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
+	if err := c.copies.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer c.copies.Release(1)
+	_, err := c.call(ctx, "Prefetch", id, snapshot)
+	return err
+}
+
+// Capture implements sandbox.Disks.
+func (c *Client) Capture(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) (sandbox.DiskUsage, error) {
+	reply, err := c.call(ctx, "Capture", id, snapshot)
+	return sandbox.DiskUsage(reply.Usage), err
+}
+
+// Publish implements sandbox.Disks.
+func (c *Client) Publish(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
+	_, err := c.call(ctx, "Publish", id, snapshot)
+	return err
+}
+
+// Move implements sandbox.Disks.
+func (c *Client) Move(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
+	_, err := c.call(ctx, "Move", id, snapshot)
+	return err
+}
+
+// Moved implements sandbox.Disks.
+func (c *Client) Moved(ctx context.Context, snapshot sandbox.SnapshotID) (bool, error) {
+	reply, err := c.call(ctx, "Moved", "", snapshot)
+	return reply.Moved, err
+}
+
+// Discard implements sandbox.Disks.
+func (c *Client) Discard(ctx context.Context, id sandbox.ID) error {
+	_, err := c.call(ctx, "Discard", id, "")
+	return err
+}
+
+// Delete implements sandbox.Disks.
+func (c *Client) Delete(ctx context.Context, snapshot sandbox.SnapshotID) error {
+	_, err := c.call(ctx, "Delete", "", snapshot)
+	return err
+}
+
+// Measure implements sandbox.Disks.
+func (c *Client) Measure(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) (sandbox.DiskUsage, error) {
+	reply, err := c.call(ctx, "Measure", id, snapshot)
+	return sandbox.DiskUsage(reply.Usage), err
+}
+
+// call calls a method of the helper. When ctx ends, it cancels the copy of the snapshot and
+// returns when the helper has ended it.
+func (c *Client) call(ctx context.Context, method string, id sandbox.ID, snapshot sandbox.SnapshotID) (wire.Reply, error) {
+	request := wire.Request{Snapshot: string(snapshot)}
+	if id != "" {
+		request.Container = podman.ContainerName(id)
+	}
+	var reply wire.Reply
+	if err := ctx.Err(); err != nil {
+		return reply, err
+	}
+	h, err := c.helper(ctx)
+	if err == nil {
+		call := h.client.Go(wire.Service+"."+method, request, &reply, make(chan *rpc.Call, 1))
+		select {
+		case <-call.Done:
+		case <-ctx.Done():
+			h.client.Go(wire.Service+".Cancel", request, new(wire.Reply), make(chan *rpc.Call, 1))
+			<-call.Done
+		}
+		if err = call.Error; err != nil {
+			c.lost(h)
+			err = fmt.Errorf("%w: the disk helper ended: %w", sandbox.ErrEngineDown, err)
+		}
+	}
+	switch {
+	case err != nil:
+	case reply.Error == "":
+		return reply, nil
+	case ctx.Err() != nil:
+		return reply, ctx.Err()
+	default:
+		err = failure{reply}
+	}
+	if id == "" {
+		return reply, fmt.Errorf("snapshot %s: %w", snapshot, err)
+	}
+	return reply, fmt.Errorf("disk of %s: %w", id, err)
+}
+
+// failure is a failure that the helper reported.
+type failure struct{ wire.Reply }
+
+func (f failure) Error() string { return f.Reply.Error }
+
+// Is maps the helper's codes to the errors of package sandbox.
+func (f failure) Is(target error) bool {
+	switch f.Code {
+	case wire.NoContainer:
+		return target == sandbox.ErrNoContainer
+	case wire.InUse:
+		return target == sandbox.ErrSnapshotInUse
+	case wire.Full:
+		return target == sandbox.ErrStoreFull
+	}
+	return false
+}
+
+// lost forgets a helper that has ended.
+func (c *Client) lost(h *helper) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current == h {
+		_ = c.stopLocked()
+	}
+}
+
+// helper returns the running helper, and starts one if necessary.
+func (c *Client) helper(ctx context.Context) (*helper, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, sandbox.ErrClosed
+	}
+	if c.current != nil {
+		return c.current, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	h, err := c.start(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%w: start the disk helper: %w", sandbox.ErrEngineDown, err)
+	}
+	c.current = h
+	return h, nil
+}
+
+func (c *Client) start(ctx context.Context) (_ *helper, err error) {
+	userNS, err := netns.UserNamespace(ctx, c.cfg.NetnsHelper)
+	if err != nil {
+		return nil, err
+	}
+	defer userNS.Close()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "disk helper"), os.NewFile(uintptr(fds[1]), "disk helper")
+	defer ours.Close()
+	defer theirs.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return nil, err
+	}
+	// Podman's storage makes mounts private, for which it needs a mount namespace of its own.
+	h := &helper{cmd: exec.Command("nsenter", "--user=/proc/self/fd/3", "--preserve-credentials", "--",
+		"unshare", "--mount", "--", c.cfg.Helper, "serve"), client: jsonrpc.NewClient(conn)}
+	h.cmd.Stdin = theirs
+	h.cmd.Stderr = lines{c.cfg.Log}
+	h.cmd.WaitDelay = time.Second
+	h.cmd.ExtraFiles = []*os.File{userNS}
+	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // only the node handles signals of its terminal
+	if err := h.cmd.Start(); err != nil {
+		_ = h.client.Close()
+		return nil, err
+	}
+	theirs.Close()
+	storage := c.cfg.Storage
+	var reply wire.Reply
+	configured := h.client.Go(wire.Service+".Configure", wire.Config{
+		GraphRoot: storage.GraphRoot, RunRoot: storage.RunRoot, Driver: storage.Driver, Options: storage.Options,
+		Folder: c.cfg.Folder, Node: c.cfg.Node,
+	}, &reply, make(chan *rpc.Call, 1))
+	select {
+	case <-configured.Done:
+		err = configured.Error
+		if err == nil && reply.Error != "" {
+			err = errors.New(reply.Error)
+		}
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = h.client.Close()
+		_ = h.cmd.Process.Kill()
+		_ = h.cmd.Wait()
+		return nil, err
+	}
+	c.cfg.Log.Info("disk helper started", "pid", h.cmd.Process.Pid)
+	return h, nil
+}
+
+// lines writes what the helper prints to the log.
+type lines struct{ log *slog.Logger }
+
+func (l lines) Write(p []byte) (int, error) {
+	l.log.Warn("disk helper printed a warning", "text", string(p[:min(len(p), 1000)]))
+	return len(p), nil
+}
+
+var (
+	_ sandbox.Disks = (*Client)(nil)
+	_ io.Closer     = (*Client)(nil)
+)

@@ -1,0 +1,242 @@
+// Package helper is the disk helper, a process in Podman's user namespace. It makes snapshots of
+// the disks of containers: layers and images of Podman's own storage (go.podman.io/storage), so
+// that Podman creates containers from them as from any image. See package disk.
+package helper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/rpc"
+	"net/rpc/jsonrpc"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"go.podman.io/storage"
+	"go.podman.io/storage/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/disk/tree"
+	"github.com/doze-run/doze/runtime/disk/wire"
+)
+
+// Serve serves requests on the socket that is the descriptor fd, until it is closed. The first
+// request configures the helper.
+func Serve(fd uintptr) error {
+	file := os.NewFile(fd, "requests")
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return fmt.Errorf("use standard input, which must be a socket: %w", err)
+	}
+	file.Close()
+	syscall.Umask(0)
+	raiseFiles()
+	server := rpc.NewServer()
+	if err := server.RegisterName(wire.Service, &Disks{copies: map[string]*copying{}}); err != nil {
+		return err
+	}
+	server.ServeCodec(jsonrpc.NewServerCodec(conn))
+	return nil
+}
+
+// raiseFiles raises the limit of open files to the highest that is permitted: each level of a
+// tree that is copied needs two.
+func raiseFiles() {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) == nil {
+		limit.Cur = limit.Max
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)
+	}
+}
+
+// Disks is the service. Its methods have the contracts of the methods of sandbox.Disks.
+type Disks struct {
+	config wire.Config
+	store  storage.Store
+	// layers is the folder of layers, opened before the storage mounts it onto itself: files
+	// cannot be moved from one mount to another.
+	layers *os.File
+
+	mu     sync.Mutex
+	copies map[string]*copying // by snapshot
+	trash  sync.WaitGroup
+}
+
+// copying is the copy of a disk under way.
+type copying struct {
+	base base
+	ctx  context.Context
+	end  context.CancelFunc
+	tree *tree.Copy
+}
+
+// Configure opens the storage. It must be the first call, and return before the next one.
+func (d *Disks) Configure(config wire.Config, reply *wire.Reply) error {
+	return d.respond(reply, func() (err error) {
+		if config.Driver != "overlay" {
+			return fmt.Errorf("podman stores containers with the driver %q; snapshots need overlay", config.Driver)
+		}
+		d.config = config
+		for _, dir := range []string{d.staging(""), d.discarded()} {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return err
+			}
+		}
+		if d.layers, err = os.Open(filepath.Join(config.GraphRoot, config.Driver)); err != nil {
+			return err
+		}
+		d.store, err = storage.GetStore(types.StoreOptions{
+			GraphRoot: config.GraphRoot, RunRoot: config.RunRoot, GraphDriverName: config.Driver, GraphDriverOptions: config.Options,
+		})
+		if err != nil {
+			return fmt.Errorf("open podman's storage: %w", err)
+		}
+		d.trash.Go(d.emptyTrash) // of an earlier run
+		return nil
+	})
+}
+
+// respond writes the failure of f, if any, to reply.
+func (d *Disks) respond(reply *wire.Reply, f func() error) error {
+	err := f()
+	if err == nil {
+		return nil
+	}
+	reply.Error = err.Error()
+	switch {
+	case errors.Is(err, storage.ErrContainerUnknown):
+		reply.Code = wire.NoContainer
+	case errors.Is(err, errInUse):
+		reply.Code = wire.InUse
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		reply.Code = wire.Full
+	case errors.Is(err, context.Canceled):
+		reply.Code = wire.Canceled
+	}
+	return nil
+}
+
+// staging returns the folder of a copy that is not a snapshot yet.
+func (d *Disks) staging(snapshot string) string {
+	return filepath.Join(d.config.Folder, "staging", snapshot)
+}
+
+// files returns the folder with the files of a layer.
+func (d *Disks) files(layer string) string {
+	return filepath.Join("/proc/self/fd", strconv.Itoa(int(d.layers.Fd())), layer, "diff")
+}
+
+// base is what the disk of a container is based on.
+type base struct {
+	image string
+	layer *storage.Layer // with the container's changes
+}
+
+// disk returns the base of a container's disk.
+func (d *Disks) disk(container string) (base, error) {
+	c, err := d.store.Container(container)
+	if err != nil {
+		return base{}, err
+	}
+	layer, err := d.store.Layer(c.LayerID)
+	return base{image: c.ImageID, layer: layer}, err
+}
+
+// Prefetch copies the disk of a container whose programs may run.
+func (d *Disks) Prefetch(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		c, err := d.begin(r)
+		if err != nil {
+			return err
+		}
+		return c.tree.Prefetch(c.ctx)
+	})
+}
+
+// begin begins a copy from nothing.
+func (d *Disks) begin(r wire.Request) (*copying, error) {
+	base, err := d.disk(r.Container)
+	if err != nil {
+		return nil, err
+	}
+	d.end(r.Snapshot)
+	if err := d.discard(d.staging(r.Snapshot)); err != nil {
+		return nil, err
+	}
+	c := &copying{base: base, tree: tree.New(d.files(base.layer.ID), d.staging(r.Snapshot))}
+	c.ctx, c.end = context.WithCancel(context.Background())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.copies[r.Snapshot] = c
+	return c, nil
+}
+
+// end ends and forgets the copy of a snapshot.
+func (d *Disks) end(snapshot string) *copying {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := d.copies[snapshot]
+	delete(d.copies, snapshot)
+	if c != nil {
+		c.end()
+	}
+	return c
+}
+
+// Cancel ends the copy of a snapshot, whose calls then fail.
+func (d *Disks) Cancel(r wire.Request, reply *wire.Reply) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c := d.copies[r.Snapshot]; c != nil {
+		c.end()
+	}
+	return nil
+}
+
+// Capture completes the copy of a container's disk, which does not change meanwhile.
+func (d *Disks) Capture(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		d.mu.Lock()
+		c := d.copies[r.Snapshot]
+		d.mu.Unlock()
+		if c == nil { // not prefetched, or by a helper that has ended
+			var err error
+			if c, err = d.begin(r); err != nil {
+				return err
+			}
+		}
+		usage, err := c.tree.Complete(c.ctx)
+		reply.Usage = wire.Usage(usage)
+		return err
+	})
+}
+
+// Measure returns the usage of the disk of a snapshot, or of a container if the request names
+// one.
+func (d *Disks) Measure(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		id := d.layerID(r.Snapshot)
+		if r.Container != "" {
+			base, err := d.disk(r.Container)
+			if err != nil {
+				return err
+			}
+			id = base.layer.ID
+		}
+		usage, err := tree.Measure(context.Background(), d.files(id))
+		reply.Usage = wire.Usage(usage)
+		return err
+	})
+}
+
+// sync writes all that was changed in the storage to the disk.
+func (d *Disks) sync() error {
+	if err := unix.Syncfs(int(d.layers.Fd())); err != nil {
+		return fmt.Errorf("sync podman's storage: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,265 @@
+package helper
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/storage"
+	"go.podman.io/storage/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/disk/tree"
+	"github.com/doze-run/doze/runtime/disk/wire"
+)
+
+// A snapshot is, in Podman's storage:
+//
+//	layer      its files, on the layer below the container's; owned by the node through its name
+//	image      the image of the container with that layer on top, tagged with the snapshot's id
+//	container  of the storage alone, without a process: `podman image prune -a` and `podman rmi`
+//	           keep images that a container uses
+//
+// The layer has the container's ID mappings. Podman therefore creates containers from the image
+// without a copy of the layer for their user ids, as it would make of one without mappings.
+
+// Repository of the images of snapshots. sandbox.SnapshotRef is the reference of one.
+const repository = "localhost/doze/snapshot:"
+
+// label has the snapshot's id in the configuration of its image.
+const label = "run.doze.snapshot"
+
+func (d *Disks) layerName(snapshot string) string { return d.layerPrefix() + snapshot }
+
+func (d *Disks) layerPrefix() string { return "doze-snapshot-" + d.config.Node + "-" }
+
+// layerID returns the id that the storage has for the layer of a snapshot.
+func (d *Disks) layerID(snapshot string) string {
+	sum := sha256.Sum256([]byte(d.layerName(snapshot)))
+	return hex.EncodeToString(sum[:])
+}
+
+// Publish makes a captured copy a snapshot, on the image of its container. It is on the disk
+// when Publish returns.
+func (d *Disks) Publish(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		c := d.end(r.Snapshot)
+		if c == nil {
+			return errors.New("publish: the helper that captured the disk has ended")
+		}
+		if err := d.sync(); err != nil { // the files before the names
+			return err
+		}
+		return d.publish(r.Snapshot, c.base, d.staging(r.Snapshot))
+	})
+}
+
+// Move makes the disk of a container that does not run a snapshot, and leaves the container an
+// empty one. It is on the disk when Move returns.
+func (d *Disks) Move(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		base, err := d.disk(r.Container)
+		if err != nil {
+			return err
+		}
+		return d.publish(r.Snapshot, base, d.files(base.layer.ID))
+	})
+}
+
+// publish creates layer, image and container of a snapshot. At last it exchanges the layer's
+// empty folder for the one with the files, in one step.
+func (d *Disks) publish(snapshot string, base base, files string) error {
+	below := base.layer
+	mappings := types.IDMappingOptions{UIDMap: below.UIDMap, GIDMap: below.GIDMap}
+	// Podman refuses images whose layers have neither size nor digest. The digest is of no
+	// content, so that an attempt to push the image fails instead of pushing an empty layer.
+	layer, _, err := d.store.PutLayer(d.layerID(snapshot), below.Parent, []string{d.layerName(snapshot)}, below.MountLabel, false,
+		&storage.LayerOptions{IDMappingOptions: mappings, UncompressedDigest: digest.FromString(d.layerName(snapshot))},
+		bytes.NewReader(make([]byte, 1024))) // an archive without entries
+	if err != nil {
+		return fmt.Errorf("create the layer: %w", err)
+	}
+	image, err := d.createImage(snapshot, base.image, layer.ID)
+	if err != nil {
+		return fmt.Errorf("create the image: %w", err)
+	}
+	if _, err := d.store.CreateContainer("", []string{d.layerName(snapshot)}, image.ID, "", "",
+		&storage.ContainerOptions{IDMappingOptions: mappings}); err != nil {
+		return fmt.Errorf("protect the image: %w", err)
+	}
+	if err := unix.Renameat2(unix.AT_FDCWD, files, unix.AT_FDCWD, d.files(layer.ID), unix.RENAME_EXCHANGE); err != nil {
+		return fmt.Errorf("put the files into the layer: %w", err)
+	}
+	if files == d.staging(snapshot) {
+		if err := os.Remove(files); err != nil {
+			return err
+		}
+	}
+	return d.sync()
+}
+
+// createImage creates the image of a snapshot: the container's image with the snapshot's id as a
+// label, which gives it an id of its own.
+func (d *Disks) createImage(snapshot, base, layer string) (*storage.Image, error) {
+	manifest, err := d.document(base, storage.ImageDigestBigDataKey)
+	if err != nil {
+		return nil, err
+	}
+	reference, _ := manifest["config"].(map[string]any)
+	key, _ := reference["digest"].(string)
+	config, err := d.document(base, key)
+	if err != nil {
+		return nil, err
+	}
+	settings, _ := config["config"].(map[string]any)
+	if settings == nil {
+		settings = map[string]any{}
+	}
+	labels, _ := settings["Labels"].(map[string]any)
+	if labels == nil {
+		labels = map[string]any{}
+	}
+	labels[label] = snapshot
+	settings["Labels"], config["config"] = labels, settings
+	configured, err := json.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	sum := digest.FromBytes(configured)
+	reference["digest"], reference["size"] = sum.String(), len(configured)
+	manifested, err := json.Marshal(manifest)
+	if err != nil {
+		return nil, err
+	}
+	return d.store.CreateImage(sum.Encoded(), []string{repository + snapshot}, layer, "", &storage.ImageOptions{
+		Digest: digest.FromBytes(manifested),
+		BigData: []storage.ImageBigDataOption{
+			{Key: sum.String(), Data: configured, Digest: sum},
+			{Key: storage.ImageDigestBigDataKey, Data: manifested, Digest: digest.FromBytes(manifested)},
+		},
+	})
+}
+
+// document returns a JSON document of an image.
+func (d *Disks) document(image, key string) (map[string]any, error) {
+	data, err := d.store.ImageBigData(image, key)
+	if err != nil {
+		return nil, err
+	}
+	var document map[string]any
+	if err := json.Unmarshal(data, &document); err != nil {
+		return nil, fmt.Errorf("decode %s of the image: %w", key, err)
+	}
+	return document, nil
+}
+
+// errInUse: containers are based on the snapshot.
+var errInUse = errors.New("snapshot is in use")
+
+// Delete deletes a snapshot, or what an interrupted call has left of one. Layers that other
+// snapshots are based on stay in the storage until those are deleted. Idempotent.
+func (d *Disks) Delete(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		d.end(r.Snapshot)
+		if err := d.discard(d.staging(r.Snapshot)); err != nil {
+			return err
+		}
+		name := d.layerName(r.Snapshot)
+		image, err := d.store.Image(repository + r.Snapshot)
+		if err == nil {
+			if err := d.unused(image.ID, name); err != nil {
+				return err
+			}
+			if err := d.store.DeleteContainer(name); err != nil && !errors.Is(err, storage.ErrContainerUnknown) {
+				return err
+			}
+			if _, err := d.store.DeleteImage(image.ID, true); err != nil {
+				return err
+			}
+		} else if !errors.Is(err, storage.ErrImageUnknown) {
+			return err
+		}
+		err = d.store.DeleteLayer(d.layerID(r.Snapshot)) // of an incomplete one
+		if errors.Is(err, storage.ErrLayerUnknown) || errors.Is(err, storage.ErrLayerHasChildren) || errors.Is(err, storage.ErrNotALayer) {
+			return nil
+		}
+		return err
+	})
+}
+
+// unused returns errInUse if a container other than the snapshot's own has the image.
+func (d *Disks) unused(image, own string) error {
+	containers, err := d.store.Containers()
+	if err != nil {
+		return err
+	}
+	for _, c := range containers {
+		if c.ImageID == image && (len(c.Names) == 0 || c.Names[0] != own) {
+			return errInUse
+		}
+	}
+	return nil
+}
+
+// Moved reports whether an interrupted Move had moved the files: the layer has some.
+func (d *Disks) Moved(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		entries, err := os.ReadDir(d.files(d.layerID(r.Snapshot)))
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		reply.Moved = len(entries) > 0
+		return err
+	})
+}
+
+// Discard empties the disk of a container that does not run.
+func (d *Disks) Discard(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		base, err := d.disk(r.Container)
+		if err != nil {
+			return err
+		}
+		empty, err := os.MkdirTemp(d.discarded(), "")
+		if err != nil {
+			return err
+		}
+		err = unix.Renameat2(unix.AT_FDCWD, empty, unix.AT_FDCWD, d.files(base.layer.ID), unix.RENAME_EXCHANGE)
+		d.trash.Go(d.emptyTrash)
+		return err
+	})
+}
+
+// discarded is the folder of files that are deleted in the background.
+func (d *Disks) discarded() string { return filepath.Join(d.config.Folder, "discarded") }
+
+// discard deletes a folder in the background. The folder may not exist.
+func (d *Disks) discard(path string) error {
+	empty, err := os.MkdirTemp(d.discarded(), "")
+	if err != nil {
+		return err
+	}
+	err = unix.Rename(path, empty) // os.Rename replaces no folder
+	d.trash.Go(d.emptyTrash)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// emptyTrash deletes the discarded folders.
+func (d *Disks) emptyTrash() {
+	entries, err := os.ReadDir(d.discarded())
+	for _, e := range entries {
+		err = errors.Join(err, tree.Remove(d.discarded(), e.Name()))
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "delete discarded files: %v\n", err)
+	}
+}

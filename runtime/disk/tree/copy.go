@@ -1,0 +1,340 @@
+package tree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// pass is one pass of a copy.
+type pass struct {
+	*Copy
+	ctx      context.Context
+	target   int  // the root of the copy
+	changing bool // entries may change
+	group    group
+
+	linking sync.Mutex
+	links   map[uint64]string // inode → path in the copy of its first link
+}
+
+// folder is a folder in the source and in the copy.
+type folder struct {
+	source, target int    // descriptors
+	path           string // from the root
+}
+
+func (f folder) close() {
+	unix.Close(f.source)
+	unix.Close(f.target)
+}
+
+// apply makes the copy, which has the entries of have, equal to want. have may be nil.
+func (c *Copy) apply(ctx context.Context, source int, have, want *node, changing bool) error {
+	if have == nil {
+		if err := os.Mkdir(c.target, 0o700); err != nil {
+			return err
+		}
+	}
+	target, err := openFolder(unix.AT_FDCWD, c.target)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(target)
+	p := pass{Copy: c, ctx: ctx, target: target, changing: changing, links: map[uint64]string{}}
+	root := folder{source: source, target: target}
+	p.group.note(p.entries(root, have, want))
+	if err := p.group.wait(); err != nil {
+		return err
+	}
+	return p.attributes(root, want) // after the entries, which change the times of folders
+}
+
+// filesPerTask is how many files of a folder one goroutine copies.
+const filesPerTask = 64
+
+// entries makes the entries of the copy's folder, which are as in have, equal to want's. have may
+// be nil.
+func (p *pass) entries(f folder, have, want *node) error {
+	if err := p.ctx.Err(); err != nil {
+		return err
+	}
+	old := map[string]*node{}
+	if have != nil {
+		for _, n := range have.children {
+			old[n.name] = n
+		}
+		want.touched = want.stamp != have.stamp || have.stale.Load()
+	} else {
+		want.touched = true
+	}
+	var files []*node
+	for _, n := range want.children {
+		before := old[n.name]
+		delete(old, n.name)
+		if before != nil && before.stamp.isFolder() && n.stamp.isFolder() {
+			if err := p.inner(f, before, n); err != nil {
+				return err
+			}
+			continue
+		}
+		if before != nil {
+			if before.stamp == n.stamp && !before.stale.Load() {
+				continue
+			}
+			if err := remove(f.target, before.name); err != nil {
+				return err
+			}
+		}
+		want.touched = true
+		if n.stamp.isFolder() {
+			if err := p.inner(f, nil, n); err != nil {
+				return err
+			}
+		} else {
+			files = append(files, n)
+		}
+	}
+	for name := range old {
+		want.touched = true
+		if err := remove(f.target, name); err != nil {
+			return err
+		}
+	}
+	return p.files(f, files)
+}
+
+// inner is entries for a folder in f, which it creates unless the copy has it.
+func (p *pass) inner(f folder, have, n *node) error {
+	if have == nil {
+		if err := unix.Mkdirat(f.target, n.name, 0o700); err != nil {
+			return fmt.Errorf("create the folder %q: %w", n.name, err)
+		}
+	}
+	from, err := openFolder(f.source, n.name)
+	if err != nil {
+		n.children = nil // its copy stays empty in this pass
+		return p.failed(n, err)
+	}
+	to, err := openFolder(f.target, n.name)
+	if err != nil {
+		unix.Close(from)
+		return fmt.Errorf("open the copy of %q: %w", n.name, err)
+	}
+	inner := folder{source: from, target: to, path: path.Join(f.path, n.name)}
+	return p.group.run(p.slots, func() error {
+		defer inner.close()
+		return p.entries(inner, have, n)
+	})
+}
+
+// files copies files, links and others of a folder.
+func (p *pass) files(f folder, files []*node) error {
+	var tasks group
+	for batch := range slices.Chunk(files, filesPerTask) {
+		tasks.note(tasks.run(p.slots, func() error {
+			for _, n := range batch {
+				if err := p.ctx.Err(); err != nil {
+					return err
+				}
+				if err := p.file(f, n); err != nil {
+					if err := p.failed(n, err); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		}))
+	}
+	return tasks.wait() // before the caller closes the folder
+}
+
+// errReplaced: an entry is no longer the one that was scanned.
+var errReplaced = errors.New("it was replaced during the copy")
+
+// failed ignores an error that follows from a change of n, if entries may change: the next pass
+// copies n again.
+func (p *pass) failed(n *node, err error) error {
+	for _, change := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ENXIO, errReplaced} {
+		if p.changing && errors.Is(err, change) {
+			n.stale.Store(true)
+			return nil
+		}
+	}
+	return fmt.Errorf("copy %q: %w", n.name, err)
+}
+
+// file copies an entry that is not a folder.
+func (p *pass) file(f folder, n *node) error {
+	if n.stamp.nlink <= 1 {
+		return p.create(f, n)
+	}
+	p.linking.Lock() // a later link waits for the file
+	defer p.linking.Unlock()
+	if first, ok := p.links[n.stamp.ino]; ok {
+		return unix.Linkat(p.target, first, f.target, n.name, 0)
+	}
+	if err := p.create(f, n); err != nil {
+		return err
+	}
+	p.links[n.stamp.ino] = path.Join(f.path, n.name)
+	return nil
+}
+
+// create creates the copy of an entry.
+func (p *pass) create(f folder, n *node) error {
+	switch n.stamp.kind() {
+	case unix.S_IFREG:
+		return p.regular(f, n)
+	case unix.S_IFLNK:
+		return symlink(f, n)
+	case unix.S_IFIFO, unix.S_IFSOCK, unix.S_IFCHR, unix.S_IFBLK:
+		// A character device 0:0, which overlayfs uses for a deleted entry, is the only device
+		// that may be created in a user namespace.
+		if err := unix.Mknodat(f.target, n.name, n.stamp.mode, int(n.stamp.rdev)); err != nil {
+			return err
+		}
+		return named(f, n)
+	}
+	return fmt.Errorf("unknown type of entry %#o", n.stamp.kind())
+}
+
+// regular copies a file.
+func (p *pass) regular(f folder, n *node) error {
+	from, err := retry(func() (int, error) {
+		return unix.Openat(f.source, n.name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(from)
+	var st unix.Stat_t
+	if err := unix.Fstat(from, &st); err != nil {
+		return err
+	}
+	if st.Ino != n.stamp.ino || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return errReplaced
+	}
+	to, err := retry(func() (int, error) {
+		return unix.Openat(f.target, n.name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(to)
+	if err := p.content(to, from, n.stamp); err != nil {
+		return err
+	}
+	return setOpen(to, from, n.stamp)
+}
+
+// content copies the content of a file, with its holes.
+func (p *pass) content(to, from int, st stamp) error {
+	if st.size == 0 {
+		return nil
+	}
+	if !p.noClone.Load() {
+		_, err := retry(func() (int, error) { return 0, unix.IoctlFileClone(to, from) })
+		if err == nil {
+			return nil
+		}
+		p.noClone.Store(true)
+	}
+	if st.blocks*512 >= st.size {
+		return copyRange(to, from, 0, st.size)
+	}
+	for at := int64(0); at < st.size; {
+		begin, err := unix.Seek(from, at, unix.SEEK_DATA)
+		if err == unix.ENXIO { // a hole up to the end
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("find the data of a file with holes: %w", err)
+		}
+		end, err := unix.Seek(from, begin, unix.SEEK_HOLE)
+		if err != nil {
+			return fmt.Errorf("find the holes of a file: %w", err)
+		}
+		if err := copyRange(to, from, begin, min(end, st.size)); err != nil {
+			return err
+		}
+		at = end
+	}
+	return unix.Ftruncate(to, st.size)
+}
+
+// copySize is the size of a buffer. Larger ranges are copied in the kernel.
+const copySize = 64 << 10
+
+var buffers = sync.Pool{New: func() any { return new([copySize]byte) }}
+
+// copyRange copies from begin to end, or to the end of a file that has become shorter.
+func copyRange(to, from int, begin, end int64) error {
+	if end-begin <= copySize {
+		buffer := buffers.Get().(*[copySize]byte)
+		defer buffers.Put(buffer)
+		for begin < end {
+			n, err := retry(func() (int, error) { return unix.Pread(from, buffer[:end-begin], begin) })
+			if err != nil || n == 0 {
+				return err
+			}
+			if _, err := retry(func() (int, error) { return unix.Pwrite(to, buffer[:n], begin) }); err != nil {
+				return err
+			}
+			begin += int64(n)
+		}
+		return nil
+	}
+	for in, out := begin, begin; in < end; {
+		n, err := retry(func() (int, error) { return unix.CopyFileRange(from, &in, to, &out, int(min(end-in, 1<<30)), 0) })
+		if err != nil || n == 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove removes an entry of the copy with all below it.
+func remove(parent int, name string) error {
+	err := unix.Unlinkat(parent, name, 0)
+	if err == nil || err == unix.ENOENT {
+		return nil
+	}
+	if err != unix.EISDIR {
+		return fmt.Errorf("remove %q: %w", name, err)
+	}
+	fd, err := openFolder(parent, name)
+	if err != nil {
+		return fmt.Errorf("remove %q: %w", name, err)
+	}
+	defer unix.Close(fd)
+	names, err := readNames(fd)
+	if err != nil {
+		return fmt.Errorf("remove %q: %w", name, err)
+	}
+	for _, inner := range names {
+		if err := remove(fd, inner); err != nil {
+			return err
+		}
+	}
+	if err := unix.Unlinkat(parent, name, unix.AT_REMOVEDIR); err != nil {
+		return fmt.Errorf("remove %q: %w", name, err)
+	}
+	return nil
+}
+
+// Remove removes the folder name in the folder parent with all below it, however deep.
+func Remove(parent, name string) error {
+	fd, err := openFolder(unix.AT_FDCWD, parent)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return remove(fd, name)
+}

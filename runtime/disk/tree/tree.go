@@ -1,0 +1,312 @@
+// Package tree copies directory trees exactly: contents, holes, types, modes, owners, extended
+// attributes, times and hard links. It shares the blocks of files where the file system can
+// (FICLONE, ioctl_ficlone(2)).
+//
+// A tree whose files change is copied in two passes, so that its programs stop only for the
+// second: Prefetch copies the present tree, and Complete, during which nothing may change, copies
+// what has changed since.
+package tree
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxDepth bounds the levels of folders, for each of which a descriptor is open.
+	maxDepth = 1000
+	// maxPrefetched bounds the entries that Prefetch records, which take some 200 bytes each.
+	// Complete copies a larger tree alone.
+	maxPrefetched = 1 << 20
+	// recent is how old a change of a file must be for a later one to show in its times. The
+	// kernel's clock for times of files ticks at least every 10 ms.
+	recent = 100 * time.Millisecond
+)
+
+// Usage of a tree.
+type Usage struct {
+	Bytes   int64 // on disk; shared blocks count
+	Entries int64 // files, folders, links and others
+}
+
+// Copy is the copy of one tree. Its methods must not be called concurrently.
+type Copy struct {
+	source, target string
+	have           *node // copied by Prefetch; nil before
+
+	slots   chan struct{} // goroutines beyond the caller's
+	noClone atomic.Bool   // the file system cannot share blocks
+}
+
+// New returns a copy of the folder source in target. Target must not exist; its parent must.
+func New(source, target string) *Copy {
+	return &Copy{source: source, target: target, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0))}
+}
+
+// node is an entry of a tree as it was found.
+type node struct {
+	name     string
+	stamp    stamp
+	children []*node // of a folder, by name
+	// stale: it changed too recently to notice a later change, or while it was copied.
+	stale atomic.Bool
+	// touched: a folder whose attributes the pass must set.
+	touched bool
+}
+
+// stamp changes with each change of an entry's content or attributes.
+type stamp struct {
+	mode, uid, gid    uint32
+	ino, nlink, rdev  uint64
+	size, blocks      int64
+	modified, changed unix.Timespec
+}
+
+func stampOf(st *unix.Stat_t) stamp {
+	return stamp{
+		mode: st.Mode, uid: st.Uid, gid: st.Gid, ino: st.Ino, nlink: uint64(st.Nlink), rdev: uint64(st.Rdev),
+		size: st.Size, blocks: st.Blocks, modified: st.Mtim, changed: st.Ctim,
+	}
+}
+
+func (s stamp) kind() uint32   { return s.mode & unix.S_IFMT }
+func (s stamp) isFolder() bool { return s.kind() == unix.S_IFDIR }
+
+// Prefetch copies the tree as it is; entries may change meanwhile. A tree that is too large to
+// remember is left to Complete.
+func (c *Copy) Prefetch(ctx context.Context) error {
+	source, err := openFolder(unix.AT_FDCWD, c.source)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(source)
+	scan := scanner{ctx: ctx, slots: c.slots, limit: maxPrefetched, changing: true}
+	have, err := scan.root(source)
+	if err != nil || scan.exceeded() {
+		return err
+	}
+	// A page that a program has mapped and made dirty takes its next change without a new
+	// time of the file, until it has been written back. The stamps are from before the
+	// write-back and the copies from after it: a later change of such a page is a fault,
+	// which sets the time.
+	if err := unix.Syncfs(source); err != nil {
+		return fmt.Errorf("sync %s: %w", c.source, err)
+	}
+	if err := c.apply(ctx, source, nil, have, true); err != nil {
+		return err
+	}
+	c.have = have
+	return nil
+}
+
+// Complete copies what Prefetch did not, or what has changed since. The tree must not change
+// meanwhile. The copy is not synced.
+func (c *Copy) Complete(ctx context.Context) (Usage, error) {
+	source, err := openFolder(unix.AT_FDCWD, c.source)
+	if err != nil {
+		return Usage{}, err
+	}
+	defer unix.Close(source)
+	scan := scanner{ctx: ctx, slots: c.slots}
+	want, err := scan.root(source)
+	if err != nil {
+		return Usage{}, err
+	}
+	if err := c.apply(ctx, source, c.have, want, false); err != nil {
+		return Usage{}, err
+	}
+	c.have = want
+	return Usage{Bytes: scan.bytes.Load(), Entries: scan.entries.Load()}, nil
+}
+
+// Measure returns the usage of the tree at path, which may change meanwhile.
+func Measure(ctx context.Context, path string) (Usage, error) {
+	fd, err := openFolder(unix.AT_FDCWD, path)
+	if err != nil {
+		return Usage{}, err
+	}
+	defer unix.Close(fd)
+	scan := scanner{ctx: ctx, slots: make(chan struct{}, 1), changing: true, forget: true}
+	_, err = scan.root(fd)
+	return Usage{Bytes: scan.bytes.Load(), Entries: scan.entries.Load()}, err
+}
+
+// scanner reads the entries of a tree.
+type scanner struct {
+	ctx      context.Context
+	slots    chan struct{}
+	limit    int64 // of entries; 0: none
+	changing bool  // entries may vanish
+	forget   bool  // count entries only
+
+	entries, bytes atomic.Int64
+	linked         sync.Map // inodes with several links that were counted
+	group          group
+}
+
+func (s *scanner) exceeded() bool { return s.limit > 0 && s.entries.Load() > s.limit }
+
+func (s *scanner) root(fd int) (*node, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	root := &node{stamp: stampOf(&st)}
+	root.stale.Store(true)
+	s.count(root.stamp)
+	s.group.note(s.folder(fd, root, 0))
+	return root, s.group.wait()
+}
+
+func (s *scanner) count(st stamp) {
+	s.entries.Add(1)
+	if st.nlink > 1 && !st.isFolder() {
+		if _, counted := s.linked.LoadOrStore(st.ino, true); counted {
+			return
+		}
+	}
+	s.bytes.Add(st.blocks * 512)
+}
+
+// folder reads the entries of the folder fd into n.
+func (s *scanner) folder(fd int, n *node, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("folders are nested in more than %d levels", maxDepth)
+	}
+	if err := s.ctx.Err(); err != nil {
+		return err
+	}
+	names, err := readNames(fd)
+	if err == unix.ENOENT && s.changing {
+		return nil // it was removed
+	}
+	if err != nil {
+		return fmt.Errorf("read a folder: %w", err)
+	}
+	now := time.Now()
+	if !s.forget {
+		n.children = make([]*node, 0, len(names))
+	}
+	for _, name := range names {
+		var st unix.Stat_t
+		err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err == unix.ENOENT && s.changing {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("inspect %q: %w", name, err)
+		}
+		child := &node{name: name, stamp: stampOf(&st)}
+		child.stale.Store(now.Sub(time.Unix(st.Ctim.Unix())) < recent)
+		s.count(child.stamp)
+		if s.exceeded() {
+			return nil
+		}
+		if !s.forget {
+			n.children = append(n.children, child)
+		}
+		if !child.stamp.isFolder() {
+			continue
+		}
+		inner, err := openFolder(fd, name)
+		if (err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP) && s.changing {
+			continue // its copy is an empty folder
+		}
+		if err != nil {
+			return fmt.Errorf("open %q: %w", name, err)
+		}
+		err = s.group.run(s.slots, func() error {
+			defer unix.Close(inner)
+			return s.folder(inner, child, depth+1)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	slices.SortFunc(n.children, func(a, b *node) int { return cmp.Compare(a.name, b.name) })
+	return nil
+}
+
+// group runs functions concurrently while slots are free, and inline otherwise.
+type group struct {
+	running sync.WaitGroup
+	mu      sync.Mutex
+	err     error // the first
+}
+
+func (g *group) run(slots chan struct{}, f func() error) error {
+	select {
+	case slots <- struct{}{}:
+		g.running.Go(func() {
+			defer func() { <-slots }()
+			g.note(f())
+		})
+		return g.failed()
+	default:
+		return f()
+	}
+}
+
+func (g *group) note(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err == nil {
+		g.err = err
+	}
+}
+
+func (g *group) failed() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.err
+}
+
+func (g *group) wait() error {
+	g.running.Wait()
+	return g.failed()
+}
+
+// openFolder opens a folder without following a link in its last component.
+func openFolder(parent int, name string) (int, error) {
+	return retry(func() (int, error) {
+		return unix.Openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	})
+}
+
+// retry calls f again while a signal interrupts it.
+func retry[T any](f func() (T, error)) (T, error) {
+	for {
+		v, err := f()
+		if err != unix.EINTR {
+			return v, err
+		}
+	}
+}
+
+// readNames returns the names in the folder fd without "." and "..".
+func readNames(fd int) ([]string, error) {
+	var names []string
+	buffer := make([]byte, 32<<10)
+	if _, err := unix.Seek(fd, 0, os.SEEK_SET); err != nil {
+		return nil, err
+	}
+	for {
+		n, err := retry(func() (int, error) { return unix.ReadDirent(fd, buffer) })
+		if err != nil {
+			return nil, err
+		}
+		if n <= 0 {
+			return names, nil
+		}
+		_, _, names = unix.ParseDirent(buffer[:n], -1, names)
+	}
+}

@@ -1,0 +1,354 @@
+package tree_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/disk/tree"
+	"github.com/doze-run/doze/testkit"
+)
+
+// entry is what a copy must preserve of an entry, but for hard links.
+type entry struct {
+	Mode       uint32
+	UID, GID   uint32
+	Links      uint64
+	Device     uint64
+	Size       int64
+	Modified   time.Time
+	Content    string
+	Attributes map[string]string
+	Holes      bool
+}
+
+// contents describes each entry below root by its path.
+func contents(t *testing.T, root string) map[string]entry {
+	t.Helper()
+	all := map[string]entry{}
+	firsts := map[uint64]string{}
+	err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		name, _ := filepath.Rel(root, path)
+		e := entry{
+			Mode: st.Mode, UID: st.Uid, GID: st.Gid, Device: st.Rdev, Modified: time.Unix(st.Mtim.Unix()),
+			Attributes: attributes(t, path), Links: uint64(st.Nlink),
+		}
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFREG:
+			e.Size, e.Holes = st.Size, st.Blocks*512 < st.Size
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			e.Content = fmt.Sprintf("%x", sha256.Sum256(content))
+			if st.Nlink > 1 {
+				if first, ok := firsts[st.Ino]; ok {
+					e.Content = "link to " + first
+				} else {
+					firsts[st.Ino] = name
+				}
+			}
+		case unix.S_IFLNK:
+			e.Content, _ = os.Readlink(path)
+		case unix.S_IFDIR:
+			e.Links = 0 // Btrfs does not count them
+		}
+		all[name] = e
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func attributes(t *testing.T, path string) map[string]string {
+	t.Helper()
+	buffer := make([]byte, 64<<10)
+	n, err := unix.Llistxattr(path, buffer)
+	if errors.Is(err, unix.ENOTSUP) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for name := range strings.SplitSeq(strings.TrimRight(string(buffer[:n]), "\x00"), "\x00") {
+		if name == "" || name == "security.selinux" {
+			continue
+		}
+		value := make([]byte, 64<<10)
+		n, err := unix.Lgetxattr(path, name, value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = string(value[:n])
+	}
+	return all
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// manyKinds fills a folder with an entry of each kind.
+func manyKinds(t *testing.T, root string) {
+	t.Helper()
+	old := time.Date(2001, 2, 3, 4, 5, 6, 789, time.UTC)
+	file := func(name, content string, mode os.FileMode) string {
+		path := filepath.Join(root, name)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, []byte(content), 0o600))
+		must(t, os.Chmod(path, mode))
+		must(t, os.Chtimes(path, old, old))
+		return path
+	}
+	first := file("a/first", "one file, three names", 0o640)
+	must(t, os.Link(first, filepath.Join(root, "second")))
+	must(t, os.MkdirAll(filepath.Join(root, "z/deep/er"), 0o755))
+	must(t, os.Link(first, filepath.Join(root, "z/deep/er/third")))
+	file("bin/program", "#!/bin/sh\n", 0o755|os.ModeSetuid)
+	file("empty", "", 0o444)
+	file("large", strings.Repeat("0123456789abcdef", 20_000), 0o644)
+	file("name with \n and \xff", "x", 0o644)
+	must(t, os.MkdirAll(filepath.Join(root, "empty folder"), 0o700))
+	must(t, os.MkdirAll(filepath.Join(root, "tmp"), 0o777))
+	must(t, os.Chmod(filepath.Join(root, "tmp"), 0o777|os.ModeSticky))
+	for i := range 300 {
+		file(fmt.Sprintf("many/%03d", i), fmt.Sprint(i), 0o644)
+	}
+
+	sparse, err := os.Create(filepath.Join(root, "sparse"))
+	must(t, err)
+	_, err = sparse.WriteAt([]byte("begin"), 1<<20)
+	must(t, err)
+	_, err = sparse.WriteAt([]byte("end"), 5<<20)
+	must(t, err)
+	must(t, sparse.Truncate(9<<20))
+	must(t, sparse.Close())
+
+	must(t, os.Symlink("/nowhere/at all", filepath.Join(root, "dangling")))
+	must(t, os.Symlink("a", filepath.Join(root, "to a folder")))
+	must(t, unix.Mkfifo(filepath.Join(root, "fifo"), 0o620))
+	must(t, unix.Mknod(filepath.Join(root, "socket"), unix.S_IFSOCK|0o600, 0))
+	must(t, unix.Mknod(filepath.Join(root, "whiteout"), unix.S_IFCHR, 0))
+	must(t, unix.Setxattr(filepath.Join(root, "a"), "user.overlay.opaque", []byte("y"), 0))
+	must(t, unix.Setxattr(first, "user.note", []byte(strings.Repeat("n", 2000)), 0))
+	if os.Getuid() == 0 {
+		must(t, os.Lchown(filepath.Join(root, "dangling"), 3, 4))
+		must(t, os.Lchown(filepath.Join(root, "bin/program"), 1, 2))
+		must(t, os.Chmod(filepath.Join(root, "bin/program"), 0o755|os.ModeSetuid))
+		must(t, os.Lchown(filepath.Join(root, "empty folder"), 5, 6))
+		must(t, os.Lchown(filepath.Join(root, "fifo"), 7, 8))
+	}
+	must(t, os.Chtimes(filepath.Join(root, "a"), old, old))
+}
+
+func TestCopyIsExact(t *testing.T) {
+	for _, passes := range []string{"one pass", "two passes"} {
+		t.Run(passes, func(t *testing.T) {
+			source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+			manyKinds(t, source)
+			c := tree.New(source, target)
+			if passes == "two passes" {
+				must(t, c.Prefetch(t.Context()))
+			}
+			usage, err := c.Complete(t.Context())
+			must(t, err)
+			testkit.Diff(t, "copy", contents(t, target), contents(t, source))
+			if usage.Entries != int64(len(contents(t, source))) {
+				t.Errorf("usage has %d entries, want %d", usage.Entries, len(contents(t, source)))
+			}
+			measured, err := tree.Measure(t.Context(), source)
+			must(t, err)
+			if measured != usage {
+				t.Errorf("measured %+v, copied %+v", measured, usage)
+			}
+		})
+	}
+}
+
+// TestSecondPassCopiesEachChange changes a tree at random between the passes.
+func TestSecondPassCopiesEachChange(t *testing.T) {
+	for seed := range uint64(16) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			random := rand.New(rand.NewPCG(seed, 0))
+			source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+			manyKinds(t, source)
+			c := tree.New(source, target)
+			must(t, c.Prefetch(t.Context()))
+			for range 1 + random.IntN(30) {
+				change(t, random, source)
+			}
+			_, err := c.Complete(t.Context())
+			must(t, err)
+			testkit.Diff(t, "copy", contents(t, target), contents(t, source))
+		})
+	}
+}
+
+// change makes one random change below root.
+func change(t *testing.T, random *rand.Rand, root string) {
+	t.Helper()
+	var all []string
+	must(t, filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if path != root {
+			all = append(all, path)
+		}
+		return err
+	}))
+	path := all[random.IntN(len(all))]
+	info, err := os.Lstat(path)
+	must(t, err)
+	fresh := filepath.Join(filepath.Dir(path), fmt.Sprintf("new%d", random.IntN(1000)))
+	switch random.IntN(9) {
+	case 0:
+		must(t, os.RemoveAll(path))
+	case 1:
+		_ = os.Rename(path, fresh)
+	case 2:
+		_ = os.WriteFile(fresh, fmt.Append(nil, random.IntN(1e9)), 0o644)
+	case 3:
+		_ = os.MkdirAll(filepath.Join(fresh, "inner"), 0o750)
+	case 4: // a file in place of a folder, and the reverse
+		must(t, os.RemoveAll(path))
+		if info.IsDir() {
+			must(t, os.WriteFile(path, []byte("was a folder"), 0o600))
+		} else {
+			must(t, os.MkdirAll(filepath.Join(path, "inner"), 0o700))
+		}
+	case 5:
+		_ = os.Link(path, fresh)
+	case 6:
+		if info.Mode()&fs.ModeSymlink == 0 {
+			must(t, os.Chmod(path, os.FileMode(random.IntN(0o1000))|0o700&info.Mode()))
+		}
+	case 7:
+		if info.Mode().IsRegular() { // in place, with the size and time that it had
+			file, err := os.OpenFile(path, os.O_RDWR, 0)
+			must(t, err)
+			_, err = file.WriteAt([]byte{byte(random.IntN(256))}, 0)
+			must(t, err)
+			must(t, file.Close())
+			must(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
+		}
+	case 8:
+		if info.Mode().IsRegular() || info.IsDir() {
+			must(t, unix.Setxattr(path, "user.changed", fmt.Append(nil, random.IntN(1000)), 0))
+		}
+	}
+}
+
+// TestMappedPageThatStaysDirtyIsCopied changes a page that was dirty before the first pass, which
+// changes no time of the file.
+func TestMappedPageThatStaysDirtyIsCopied(t *testing.T) {
+	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	path := filepath.Join(source, "database")
+	must(t, os.WriteFile(path, make([]byte, 8192), 0o600))
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	defer file.Close()
+	pages, err := unix.Mmap(int(file.Fd()), 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(t, err)
+	defer unix.Munmap(pages)
+	pages[0] = 1
+	time.Sleep(150 * time.Millisecond) // an old change, which alone would not make the file be copied again
+	c := tree.New(source, target)
+	must(t, c.Prefetch(t.Context()))
+	pages[0] = 2
+	_, err = c.Complete(t.Context())
+	must(t, err)
+	if content, err := os.ReadFile(filepath.Join(target, "database")); err != nil || content[0] != 2 {
+		t.Errorf("the copy has %d, %v; want 2", content[0], err)
+	}
+}
+
+// TestTreeThatChangesDuringTheFirstPass removes and creates entries while they are copied.
+func TestTreeThatChangesDuringTheFirstPass(t *testing.T) {
+	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	manyKinds(t, source)
+	ctx, stop := context.WithCancel(t.Context())
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		random := rand.New(rand.NewPCG(1, 2))
+		for ctx.Err() == nil {
+			path := filepath.Join(source, "many", fmt.Sprintf("%03d", random.IntN(300)))
+			switch random.IntN(4) {
+			case 0:
+				_ = os.RemoveAll(path)
+			case 1:
+				_ = os.MkdirAll(filepath.Join(path, "folder", fmt.Sprint(random.IntN(3))), 0o755)
+			case 2:
+				_ = os.WriteFile(path, fmt.Append(nil, random.IntN(1e9)), 0o644)
+			case 3:
+				_ = os.Symlink(filepath.Join(source, "nowhere"), path)
+			}
+		}
+	}()
+	var c *tree.Copy
+	for i := range 20 {
+		target = filepath.Join(t.TempDir(), fmt.Sprint(i))
+		c = tree.New(source, target)
+		must(t, c.Prefetch(t.Context()))
+	}
+	stop()
+	<-stopped
+	_, err := c.Complete(t.Context())
+	must(t, err)
+	testkit.Diff(t, "copy", contents(t, target), contents(t, source))
+}
+
+// TestDepthIsBounded: each level needs a descriptor.
+func TestDepthIsBounded(t *testing.T) {
+	source := t.TempDir()
+	fd, err := unix.Open(source, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	for range 1100 {
+		must(t, unix.Mkdirat(fd, "d", 0o700))
+		inner, err := unix.Openat(fd, "d", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		must(t, err)
+		must(t, unix.Close(fd))
+		fd = inner
+	}
+	must(t, unix.Close(fd))
+	_, err = tree.New(source, filepath.Join(t.TempDir(), "copy")).Complete(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "more than 1000 levels") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCopyEndsWithItsContext(t *testing.T) {
+	source := t.TempDir()
+	manyKinds(t, source)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := tree.New(source, filepath.Join(t.TempDir(), "copy"))
+	if err := c.Prefetch(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("prefetch: %v", err)
+	}
+	if _, err := c.Complete(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("complete: %v", err)
+	}
+}

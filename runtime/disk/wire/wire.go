@@ -1,0 +1,45 @@
+// Package wire is the protocol between package disk and its helper: JSON-RPC 1.0 over a Unix
+// socket, as net/rpc/jsonrpc speaks it.
+package wire
+
+// Service is the name of the helper's service.
+const Service = "Disks"
+
+// Code distinguishes failures for the caller.
+type Code string
+
+const (
+	NoContainer Code = "no_container"
+	InUse       Code = "in_use"
+	Full        Code = "full"
+	Canceled    Code = "canceled"
+)
+
+// Config of a helper: the storage of Podman, as `podman info` reports it.
+type Config struct {
+	GraphRoot, RunRoot, Driver string
+	Options                    []string
+	// Folder is the helper's own, on the file system of GraphRoot.
+	Folder string
+	// Node is the id of the node, whose snapshots no other node changes.
+	Node string
+}
+
+// Request names a container, a snapshot, or both.
+type Request struct {
+	Container string // Podman's name
+	Snapshot  string
+}
+
+// Reply to a Request.
+type Reply struct {
+	Code  Code   // of a failure
+	Error string // of a failure, for people
+	Usage Usage
+	Moved bool // the snapshot has files
+}
+
+// Usage of a disk.
+type Usage struct {
+	Bytes, Entries int64
+}

@@ -1,0 +1,183 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+)
+
+// dropSnapshot removes what a failed snapshot has left, or lets collect do it later.
+func (m *Manager) dropSnapshot(ctx context.Context, s Snapshot) {
+	ctx = context.WithoutCancel(ctx)
+	if have, _ := m.snapshots.get(s.ID); have.Progress == snapshotDone {
+		return // it has the files of its sandbox
+	}
+	s.Progress = snapshotDeleted
+	if err := m.putSnapshot(ctx, s); err != nil {
+		m.log.Warn("failed to drop an incomplete snapshot, the next start of the node does", "snapshot", s.ID, "error", err)
+		return
+	}
+	m.collect(ctx)
+}
+
+// collectSoon removes deleted snapshots in the background.
+func (m *Manager) collectSoon() { m.spawn(m.collect) }
+
+// collect removes the files of deleted snapshots that no disk is based on.
+func (m *Manager) collect(ctx context.Context) {
+	m.snapshots.collecting.Lock()
+	defer m.snapshots.collecting.Unlock()
+	deleted := m.snapshots.where(func(s Snapshot) bool { return s.Progress == snapshotDeleted })
+	// The newest first: they may be based on the others.
+	slices.SortFunc(deleted, func(a, b Snapshot) int { return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID)) })
+	for _, s := range deleted {
+		if ctx.Err() != nil || m.bases(s.ID) {
+			continue
+		}
+		err := m.deps.Disks.Delete(ctx, s.ID)
+		if errors.Is(err, ErrSnapshotInUse) {
+			continue
+		}
+		if err == nil {
+			err = m.deps.Store.DeleteSnapshot(ctx, s.ID)
+		}
+		if err != nil {
+			m.log.Warn("failed to remove the files of a deleted snapshot, trying again later", "snapshot", s.ID, "error", err)
+			continue
+		}
+		m.snapshots.forget(s.ID)
+	}
+}
+
+// bases reports whether the disk of a sandbox begins as the snapshot, also when its container
+// has not been created from it yet.
+func (m *Manager) bases(id SnapshotID) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for _, b := range m.sandboxes {
+		if b.view.Load().Snapshot == id {
+			return true
+		}
+	}
+	return false
+}
+
+// prune deletes the oldest snapshots of a sandbox without a name, so that keep stay; 0: all.
+func (m *Manager) prune(ctx context.Context, id ID, keep int) {
+	if keep == 0 {
+		return
+	}
+	old := m.snapshots.where(func(s Snapshot) bool { return s.Sandbox == id && s.Name == "" && s.Progress == snapshotDone })
+	slices.SortFunc(old, func(a, b Snapshot) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	m.expireSnapshots(ctx, old[min(keep, len(old)):])
+}
+
+func (m *Manager) expireSnapshots(ctx context.Context, list []Snapshot) {
+	for _, s := range list {
+		if err := m.DeleteSnapshot(ctx, s.Owner, s.ID); err != nil && !errors.Is(err, ErrSnapshotNotFound) {
+			m.log.Warn("failed to delete an old snapshot", "snapshot", s.ID, "error", err)
+		}
+	}
+}
+
+// snapshotCheck is how often snapshots are checked for their age.
+const snapshotCheck = time.Minute
+
+// expire deletes snapshots that have reached their age, and retries what collect could not
+// remove, until ctx ends. The Manager owns its goroutine.
+func (m *Manager) expire(ctx context.Context) {
+	for pause(ctx, snapshotCheck) == nil {
+		now := time.Now()
+		m.expireSnapshots(ctx, m.snapshots.where(func(s Snapshot) bool {
+			return s.Progress == snapshotDone && !s.ExpiresAt.IsZero() && now.After(s.ExpiresAt)
+		}))
+		m.collect(ctx)
+	}
+}
+
+// measureSnapshot completes the record of a snapshot whose files were not counted.
+func (m *Manager) measureSnapshot(ctx context.Context, id SnapshotID) {
+	usage, err := m.deps.Disks.Measure(ctx, "", id)
+	if err != nil {
+		m.log.Warn("failed to measure a snapshot", "snapshot", id, "error", err)
+		return
+	}
+	m.snapshots.collecting.Lock() // so that it is not removed meanwhile
+	defer m.snapshots.collecting.Unlock()
+	s, ok := m.snapshots.get(id)
+	if !ok || s.Progress != snapshotDone {
+		return
+	}
+	s.Usage = usage
+	if err := m.putSnapshot(ctx, s); err != nil {
+		m.log.Warn("failed to write the usage of a snapshot", "snapshot", id, "error", err)
+	}
+}
+
+// preserveNewerDisks forgets, in a restored, older copy of the store, that disks are to be
+// discarded: that may have happened since, and then they have newer files. An empty one is what
+// a move has left.
+func (m *Manager) preserveNewerDisks(ctx context.Context, sandboxes map[ID]*liveSandbox) error {
+	for id, b := range sandboxes {
+		if !m.deps.Restored || !b.view.Load().Rebase {
+			continue
+		}
+		usage, err := m.deps.Disks.Measure(ctx, id, "")
+		if err != nil && !errors.Is(err, ErrNoContainer) {
+			return err
+		}
+		if usage.Entries > 1 {
+			b.change(func(sb *Sandbox) { sb.Rebase = false })
+			m.journal.dirty(b)
+			m.log.Warn("kept the disk of a sandbox that was to be restored from a snapshot: the data of the node is older", "sandbox", id)
+		}
+	}
+	return nil
+}
+
+// recoverSnapshots reads the records of snapshots at start and finishes or removes what the last
+// run of the node left unfinished. No other method changes snapshots or sandboxes yet.
+func (m *Manager) recoverSnapshots(ctx context.Context, sandboxes map[ID]*liveSandbox) error {
+	err := m.deps.Store.Snapshots(ctx, func(s Snapshot) error {
+		m.snapshots.byID[s.ID] = s
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := m.preserveNewerDisks(ctx, sandboxes); err != nil {
+		return err
+	}
+	for id, s := range m.snapshots.byID {
+		switch {
+		case s.Progress == snapshotMoving:
+			moved, err := m.deps.Disks.Moved(ctx, id)
+			if err != nil {
+				return err
+			}
+			if !moved {
+				s.Progress = snapshotDeleted
+				break
+			}
+			s.Progress = snapshotDone
+			if b := sandboxes[s.Sandbox]; b != nil && b.view.Load().Snapshot == s.Parent {
+				b.based(id)
+				if err := b.save(ctx); err != nil {
+					return err
+				}
+			}
+		case s.Progress == snapshotCopying && m.deps.Restored:
+			s.Progress = snapshotDone // it may have been acknowledged since
+		case s.Progress == snapshotCopying:
+			s.Progress = snapshotDeleted
+		default:
+			continue
+		}
+		if err := m.putSnapshot(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}

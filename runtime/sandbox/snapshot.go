@@ -1,0 +1,565 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// SnapshotID names a snapshot permanently: 12 characters of [a-z0-9].
+type SnapshotID string
+
+// Snapshot is an immutable disk of a sandbox: what the store keeps and readers get. Values
+// handed out are copies, whose maps and slices are never changed.
+type Snapshot struct {
+	ID      SnapshotID `json:"id"`
+	Name    string     `json:"name,omitempty"` // unique per owner; empty: none
+	Owner   string     `json:"owner"`
+	Sandbox ID         `json:"sandbox"` // whose disk it is
+	// Parent is the snapshot that it is based on; empty: an image.
+	Parent SnapshotID `json:"parent,omitempty"`
+	// Depth counts the snapshots on which it is based, itself included.
+	Depth     int       `json:"depth"`
+	CreatedAt time.Time `json:"created_at"`
+	// ExpiresAt is when the node deletes it; zero: never.
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
+	// Usage is what it adds to its parent. It is zero until it has been measured.
+	Usage DiskUsage `json:"usage,omitzero"`
+	// Duration is how long the snapshot took, Frozen how long its programs stopped for it.
+	Duration Duration `json:"duration"`
+	Frozen   Duration `json:"frozen,omitzero"`
+	// Origin has the settings of the sandbox, for new sandboxes.
+	Origin Sandbox `json:"origin"`
+
+	Progress SnapshotProgress `json:"progress,omitempty"`
+}
+
+// SnapshotProgress is a step in the life of a snapshot that clients do not see.
+type SnapshotProgress string
+
+const (
+	snapshotCopying SnapshotProgress = "copying" // not acknowledged
+	snapshotMoving  SnapshotProgress = "moving"  // not acknowledged; it may have the sandbox's files
+	snapshotDone    SnapshotProgress = ""
+	snapshotDeleted SnapshotProgress = "deleted" // disks are based on it
+)
+
+// DiskUsage is the usage of a disk or a part of one.
+type DiskUsage struct {
+	Bytes   int64 `json:"bytes"`   // allocated; blocks that are shared with other files count
+	Entries int64 `json:"entries"` // files, folders, links and others
+}
+
+// SnapshotRef is the image of a snapshot, as an Engine knows it.
+func SnapshotRef(id SnapshotID) string { return "localhost/doze/snapshot:" + string(id) }
+
+const (
+	// maxSnapshots of the node. One more is refused with ErrTooManySnapshots.
+	maxSnapshots = 10_000
+	// maxSnapshotDepth bounds the layers of a disk: the kernel takes the names of all layers
+	// in one page.
+	maxSnapshotDepth = 64
+	// maxMovedDepth: beyond it, the disk of a stopped sandbox is copied into the snapshot, and
+	// the sandbox keeps its base.
+	maxMovedDepth = 32
+	// snapshotTimeout bounds one snapshot; with 40 MB/s, that is a disk of 70 GB.
+	snapshotTimeout = 30 * time.Minute
+)
+
+// snapshots are all snapshots of the node.
+type snapshots struct {
+	mu   sync.Mutex
+	byID map[SnapshotID]Snapshot
+	// collecting is held while deleted snapshots are removed.
+	collecting sync.Mutex
+}
+
+// SnapshotRequest is the argument of CreateSnapshot.
+type SnapshotRequest struct {
+	Name string // empty: none
+	// MaxAge is after which time the node deletes it; 0: never.
+	MaxAge Duration
+	// RetainLast: of the sandbox's snapshots without a name, only the newest RetainLast stay; 0: all.
+	RetainLast int
+}
+
+func (r SnapshotRequest) validate() error {
+	if r.Name != "" {
+		if err := validateName(r.Name); err != nil {
+			return err
+		}
+	}
+	if r.RetainLast < 0 {
+		return &InvalidError{Field: "keep_last", Reason: "is negative", Want: "use 1 or more, or leave it out to keep all"}
+	}
+	if r.MaxAge != 0 && (r.MaxAge < Duration(minTTL) || r.MaxAge > Duration(maxTTL)) {
+		return &InvalidError{Field: "max_age", Reason: fmt.Sprintf("%s is out of range", r.MaxAge), Want: fmt.Sprintf("use %s to %s, or leave it out for no limit", minTTL, maxTTL)}
+	}
+	return nil
+}
+
+// CreateSnapshot makes a snapshot of the disk of a sandbox in any state and returns it. Programs
+// that run stop for the last part of the copy only. It is on the disk when CreateSnapshot returns.
+// When ctx ends first, the snapshot goes on. It wakes nothing.
+//
+// Errors: *InvalidError, *SnapshotExistsError, ErrTooManySnapshots, ErrStoreFull. Then nothing
+// of the snapshot is left.
+func (m *Manager) CreateSnapshot(ctx context.Context, id ID, req SnapshotRequest) (Snapshot, error) {
+	if err := req.validate(); err != nil {
+		return Snapshot{}, err
+	}
+	b, err := m.live(id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	var s Snapshot
+	err = m.do(ctx, func(ctx context.Context) (err error) {
+		s, err = b.snapshot(ctx, req)
+		return err
+	})
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return s, nil
+}
+
+func (b *liveSandbox) snapshot(ctx context.Context, req SnapshotRequest) (Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
+	defer cancel()
+	s, err := b.m.claimSnapshot(ctx, b, req)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if err := b.capture(ctx, &s); err != nil {
+		b.m.dropSnapshot(ctx, s)
+		return Snapshot{}, err
+	}
+	b.emit(Event{Type: EventSnapshotted, Snapshot: s.ID, Bytes: s.Usage.Bytes, DurationMS: milliseconds(time.Duration(s.Duration))})
+	if s.Usage == (DiskUsage{}) {
+		b.m.spawn(func(ctx context.Context) { b.m.measureSnapshot(ctx, s.ID) })
+	}
+	b.m.prune(ctx, b.id, req.RetainLast)
+	return s, nil
+}
+
+// claimSnapshot reserves name and record of a new snapshot.
+func (m *Manager) claimSnapshot(ctx context.Context, b *liveSandbox, req SnapshotRequest) (Snapshot, error) {
+	sb := b.sandbox()
+	now := time.Now().UTC()
+	s := Snapshot{ID: SnapshotID(NewID()), Name: req.Name, Owner: sb.Owner, Sandbox: b.id, CreatedAt: now, Progress: snapshotCopying, Origin: sb.template()}
+	if req.MaxAge != 0 {
+		s.ExpiresAt = now.Add(time.Duration(req.MaxAge))
+	}
+	m.snapshots.mu.Lock()
+	if len(m.snapshots.byID) >= maxSnapshots {
+		m.snapshots.mu.Unlock()
+		return Snapshot{}, fmt.Errorf("%w (%d)", ErrTooManySnapshots, maxSnapshots)
+	}
+	if other, ok := m.snapshots.named(s.Owner, s.Name); ok && s.Name != "" {
+		m.snapshots.mu.Unlock()
+		return Snapshot{}, &SnapshotExistsError{Name: s.Name, ID: other.ID}
+	}
+	m.snapshots.byID[s.ID] = s
+	m.snapshots.mu.Unlock()
+	if err := m.deps.Store.PutSnapshot(ctx, s); err != nil {
+		m.snapshots.forget(s.ID)
+		return Snapshot{}, fmt.Errorf("write the record of a snapshot: %w", err)
+	}
+	return s, nil
+}
+
+// template returns the settings of a sandbox for new ones with its disk.
+func (sb *Sandbox) template() Sandbox {
+	origin := sb.settings()
+	origin.Env = maps.Clone(sb.Env)
+	for name, value := range sb.EnvChanges {
+		if value == nil {
+			delete(origin.Env, name)
+			continue
+		}
+		if origin.Env == nil {
+			origin.Env = map[string]string{}
+		}
+		origin.Env[name] = *value
+	}
+	origin.Ports, origin.Warm = nil, sb.Warm // a port has a token, which belongs to one sandbox
+	return origin
+}
+
+// capture copies or moves the disk of the sandbox into the snapshot, and completes its record.
+func (b *liveSandbox) capture(ctx context.Context, s *Snapshot) error {
+	disks := b.m.deps.Disks
+	start := time.Now()
+	if b.state() == StateRunning {
+		if err := disks.Prefetch(ctx, b.id, s.ID); err != nil {
+			return fullDisk(err)
+		}
+	}
+	moved, err := b.captureLocked(ctx, s)
+	if err != nil {
+		return fullDisk(err)
+	}
+	if !moved {
+		if err := disks.Publish(ctx, b.id, s.ID); err != nil {
+			return fullDisk(err)
+		}
+	}
+	s.Progress, s.Duration = snapshotDone, Duration(time.Since(start))
+	return b.m.putSnapshot(ctx, *s)
+}
+
+// captureLocked is the part of capture that needs the transition lock, which it holds. It
+// reports whether it moved the disk; otherwise the copy is to be published.
+func (b *liveSandbox) captureLocked(ctx context.Context, s *Snapshot) (moved bool, err error) {
+	if err := b.lockUsable(ctx); err != nil {
+		return false, err
+	}
+	defer b.unlockTransition()
+	if b.state() == StateStopped {
+		if err := b.rebase(ctx); err != nil {
+			return false, err
+		}
+	}
+	sb := b.sandbox()
+	s.Parent, s.Depth = sb.Snapshot, 1
+	if parent, ok := b.m.snapshots.get(sb.Snapshot); ok {
+		s.Depth = parent.Depth + 1
+	}
+	if s.Depth > maxSnapshotDepth {
+		return false, &InvalidError{Field: "snapshot", Reason: fmt.Sprintf("would be based on %d others", s.Depth-1),
+			Want: fmt.Sprintf("at most %d are allowed; copy the files to a new sandbox", maxSnapshotDepth-1)}
+	}
+	switch sb.State {
+	case StateStopped:
+		if b.leftover.Load() {
+			return false, fmt.Errorf("sandbox %s is stopped, but its container has not ended: %w", b, ErrBusy)
+		}
+		if s.Depth <= maxMovedDepth {
+			return true, b.move(ctx, s)
+		}
+	case StateRunning:
+		start := time.Now()
+		if err := b.freezeForCopy(ctx); err != nil {
+			return false, err
+		}
+		defer func() {
+			s.Frozen = Duration(time.Since(start))
+			err = errors.Join(err, b.thawAfterCopy(ctx))
+		}()
+	}
+	s.Usage, err = b.m.deps.Disks.Capture(ctx, b.id, s.ID)
+	return false, err
+}
+
+// freezeForCopy freezes a running sandbox, which stays in its state: requests wait.
+func (b *liveSandbox) freezeForCopy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, freezeWait)
+	defer cancel()
+	if err := b.m.deps.Freezer.Freeze(ctx, b.id); err != nil {
+		return &FreezeError{ID: b.id, Err: errors.Join(err, b.thawAfterCopy(ctx))}
+	}
+	return nil
+}
+
+func (b *liveSandbox) thawAfterCopy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
+	defer cancel()
+	if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil {
+		return fmt.Errorf("thaw %s after the copy of its disk: %w", b.id, err)
+	}
+	return nil
+}
+
+// move makes the disk of a stopped sandbox the snapshot, on which the sandbox is then based.
+// Needs the transition lock.
+func (b *liveSandbox) move(ctx context.Context, s *Snapshot) error {
+	s.Progress = snapshotMoving
+	if err := b.m.putSnapshot(ctx, *s); err != nil {
+		return err
+	}
+	if err := b.m.deps.Disks.Move(ctx, b.id, s.ID); err != nil {
+		moved, merr := b.m.deps.Disks.Moved(ctx, s.ID)
+		if merr != nil || moved {
+			// Its files may be in the snapshot, which must not be deleted.
+			b.based(s.ID)
+			return errors.Join(err, merr, b.m.putSnapshot(ctx, s.done()), b.save(ctx))
+		}
+		s.Progress = snapshotCopying
+		return err
+	}
+	b.based(s.ID)
+	return b.save(ctx)
+}
+
+// done returns the snapshot as acknowledged.
+func (s Snapshot) done() Snapshot {
+	s.Progress = snapshotDone
+	return s
+}
+
+// based makes a snapshot the base of the sandbox's disk. Its container is replaced by one that
+// has the snapshot's files before its next start.
+func (b *liveSandbox) based(id SnapshotID) {
+	b.change(func(sb *Sandbox) { sb.Snapshot, sb.Rebase = id, true })
+}
+
+// rebase replaces the container of a sandbox whose disk begins as another snapshot now. Needs
+// the transition lock of a sandbox that is stopped.
+func (b *liveSandbox) rebase(ctx context.Context) error {
+	sb := b.sandbox()
+	if !sb.Rebase {
+		return nil
+	}
+	// The files are of no use any more, and their number must not delay the removal.
+	if err := b.m.deps.Disks.Discard(ctx, b.id); err != nil && !errors.Is(err, ErrNoContainer) {
+		return err
+	}
+	if err := b.m.deps.Engine.Remove(ctx, b.id); err != nil {
+		return err
+	}
+	parent, err := b.m.deps.Freezer.Prepare(b.id, b.limits())
+	if err != nil {
+		return fmt.Errorf("prepare its cgroup: %w", err)
+	}
+	if err := b.m.makeRunDir(b.id); err != nil {
+		return fmt.Errorf("create its run folder: %w", fullDisk(err))
+	}
+	spec := b.m.containerSpec(sb, parent)
+	spec.New = true // the old one has no files any more
+	if err := b.m.deps.Engine.Create(ctx, spec); err != nil {
+		return fmt.Errorf("create its container from snapshot %s: %w", sb.Snapshot, fullDisk(err))
+	}
+	// Before anything is written to the new disk: another rebase would discard that.
+	return b.changeSaved(ctx, func(sb *Sandbox) { sb.Rebase = false }, func(sb *Sandbox) { sb.Rebase = true })
+}
+
+// Restore replaces the disk of a sandbox by a snapshot of the same owner and returns the sandbox. Its programs end; it keeps name, ports and rules. If it was running, it is woken
+// again; otherwise it is stopped. Without force it returns ErrBusy while a lease is held. When
+// ctx ends first, the restore goes on.
+func (m *Manager) Restore(ctx context.Context, id ID, snapshot SnapshotID, force bool) (Sandbox, error) {
+	return m.on(id, func(b *liveSandbox) error {
+		var ran bool
+		err := m.do(ctx, func(ctx context.Context) (err error) {
+			ran, err = b.restore(ctx, snapshot, force)
+			return err
+		})
+		if err == nil && ran {
+			_, err = m.Wake(ctx, id)
+		}
+		return err
+	})
+}
+
+func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (ran bool, err error) {
+	start := time.Now()
+	if err := b.lockUsable(ctx); err != nil {
+		return false, err
+	}
+	defer b.unlockTransition()
+	s, err := b.m.Snapshot(b.view.Load().Owner, string(id))
+	if err != nil {
+		return false, err
+	}
+	how := modeRequested
+	if force {
+		how = modeForced
+	}
+	ran = b.state() == StateRunning
+	if err := b.stopLocked(ctx, how, ReasonRestored, 0); err != nil {
+		return false, err
+	}
+	before := b.sandbox()
+	err = b.changeSaved(ctx,
+		func(sb *Sandbox) {
+			sb.Snapshot, sb.Rebase = s.ID, true
+			sb.Image, sb.ImageRef = s.Origin.Image, s.Origin.ImageRef
+		},
+		func(sb *Sandbox) {
+			sb.Snapshot, sb.Rebase = before.Snapshot, before.Rebase
+			sb.Image, sb.ImageRef = before.Image, before.ImageRef
+		})
+	if err != nil {
+		return false, err
+	}
+	b.emit(Event{Type: EventRestored, Snapshot: s.ID, DurationMS: milliseconds(time.Since(start))})
+	b.m.collectSoon()
+	return ran, nil
+}
+
+// maxForks bounds the sandboxes of one Fork.
+const maxForks = 100
+
+// ForkRequest is the argument of Fork.
+type ForkRequest struct {
+	Count int      // 1 to 100
+	Names []string // of all forks, or empty: generated
+}
+
+// Fork creates sandboxes with the disk and the settings of another, which goes on, and returns
+// them running. Ports and egress rules are not copied. After an error none of them exists.
+func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, error) {
+	if req.Count < 1 || req.Count > maxForks {
+		return nil, &InvalidError{Field: "count", Reason: fmt.Sprintf("%d is out of range", req.Count), Want: fmt.Sprintf("use 1 to %d", maxForks)}
+	}
+	if len(req.Names) != 0 && len(req.Names) != req.Count {
+		return nil, &InvalidError{Field: "names", Reason: fmt.Sprintf("has %d names for %d forks", len(req.Names), req.Count), Want: "name each fork, or none"}
+	}
+	b, err := m.live(id)
+	if err != nil {
+		return nil, err
+	}
+	owner := b.view.Load().Owner
+	for i, name := range req.Names {
+		if err := validateName(name); err != nil {
+			return nil, err
+		}
+		if _, err := m.Get(owner, name); err == nil || slices.Contains(req.Names[:i], name) {
+			return nil, &ConflictError{Name: name, Reason: "exists", Want: "use a name that is free"}
+		}
+	}
+	s, err := m.CreateSnapshot(ctx, id, SnapshotRequest{})
+	if err != nil {
+		return nil, err
+	}
+	forks, err := m.createForks(ctx, s, req)
+	// Only the forks use it.
+	if derr := m.DeleteSnapshot(context.WithoutCancel(ctx), owner, s.ID); derr != nil {
+		m.log.Warn("failed to delete the snapshot of a fork", "snapshot", s.ID, "error", derr)
+	}
+	return forks, err
+}
+
+func (m *Manager) createForks(ctx context.Context, s Snapshot, req ForkRequest) ([]Sandbox, error) {
+	forks := make([]Sandbox, req.Count)
+	errs := make([]error, req.Count)
+	var all sync.WaitGroup
+	slots := make(chan struct{}, recoverers)
+	for i := range forks {
+		create := CreateRequest{Owner: s.Owner, Snapshot: string(s.ID), Labels: s.Origin.Labels}
+		if len(req.Names) > 0 {
+			create.Name = req.Names[i]
+		}
+		all.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			var created bool
+			forks[i], created, errs[i] = m.Create(ctx, create)
+			if errs[i] == nil && !created {
+				errs[i] = &ConflictError{Name: create.Name, Reason: "exists", Want: "use a name that is free"}
+				forks[i] = Sandbox{}
+			}
+		})
+	}
+	all.Wait()
+	err := errors.Join(errs...)
+	if err == nil {
+		return forks, nil
+	}
+	for _, fork := range forks {
+		if fork.ID != "" {
+			err = errors.Join(err, m.Destroy(context.WithoutCancel(ctx), fork.ID))
+		}
+	}
+	return nil, err
+}
+
+// Snapshot returns a snapshot of an owner by name or id.
+func (m *Manager) Snapshot(owner, nameOrID string) (Snapshot, error) {
+	m.snapshots.mu.Lock()
+	defer m.snapshots.mu.Unlock()
+	s, ok := m.snapshots.named(owner, nameOrID)
+	if !ok {
+		s, ok = m.snapshots.byID[SnapshotID(nameOrID)]
+	}
+	if !ok || s.Owner != owner || s.Progress != snapshotDone {
+		return Snapshot{}, fmt.Errorf("snapshot %q: %w", clip(nameOrID), ErrSnapshotNotFound)
+	}
+	return s, nil
+}
+
+// Snapshots returns up to limit snapshots of an owner, of one sandbox if of is not empty, newest
+// first, after the snapshot after. next is the last id if there are more, otherwise empty.
+func (m *Manager) Snapshots(owner string, of ID, after SnapshotID, limit int) (list []Snapshot, next SnapshotID) {
+	m.snapshots.mu.Lock()
+	defer m.snapshots.mu.Unlock()
+	newest := func(a, b Snapshot) int { return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID)) }
+	last, begun := m.snapshots.byID[after]
+	for _, s := range m.snapshots.byID {
+		if s.Owner == owner && s.Progress == snapshotDone && (of == "" || s.Sandbox == of) && (!begun || newest(s, last) > 0) {
+			list = append(list, s)
+		}
+	}
+	slices.SortFunc(list, newest)
+	if limit > 0 && len(list) > limit {
+		list = list[:limit]
+		next = list[limit-1].ID
+	}
+	return list, next
+}
+
+// DeleteSnapshot deletes a snapshot of an owner. Sandboxes and snapshots that are based on it
+// keep their files, which stay on the disk until the last of them is gone.
+func (m *Manager) DeleteSnapshot(ctx context.Context, owner string, id SnapshotID) error {
+	s, err := m.Snapshot(owner, string(id))
+	if err != nil {
+		return err
+	}
+	s.Progress = snapshotDeleted
+	if err := m.putSnapshot(ctx, s); err != nil {
+		return err
+	}
+	m.collectSoon()
+	return nil
+}
+
+// named returns the snapshot with that name; mu is held.
+func (s *snapshots) named(owner, name string) (Snapshot, bool) {
+	for _, have := range s.byID {
+		if have.Owner == owner && have.Name == name && name != "" && have.Progress != snapshotDeleted {
+			return have, true
+		}
+	}
+	return Snapshot{}, false
+}
+
+func (s *snapshots) get(id SnapshotID) (Snapshot, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	have, ok := s.byID[id]
+	return have, ok
+}
+
+func (s *snapshots) forget(id SnapshotID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byID, id)
+}
+
+// where returns the snapshots for which f returns true.
+func (s *snapshots) where(f func(Snapshot) bool) []Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []Snapshot
+	for _, have := range s.byID {
+		if f(have) {
+			list = append(list, have)
+		}
+	}
+	return list
+}
+
+// putSnapshot writes the record, and shows it to readers once it is on the disk.
+func (m *Manager) putSnapshot(ctx context.Context, s Snapshot) error {
+	if err := m.deps.Store.PutSnapshot(ctx, s); err != nil {
+		return fmt.Errorf("write the record of snapshot %s: %w", s.ID, err)
+	}
+	m.snapshots.mu.Lock()
+	defer m.snapshots.mu.Unlock()
+	m.snapshots.byID[s.ID] = s
+	return nil
+}
