@@ -147,6 +147,7 @@ func New(cfg Config) (*API, error) {
 	a.registerArchives()
 	a.registerSignedURLs()
 	a.registerSessions()
+	a.registerSnapshots()
 	a.registerContexts()
 	a.registerEnvironment()
 	a.registerWatch()

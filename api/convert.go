@@ -31,6 +31,7 @@ func (a *API) sandboxSummary(sb sandbox.Sandbox) types.Sandbox {
 		Owner:        sb.Owner,
 		Image:        sb.Image,
 		ImageRef:     sb.ImageRef,
+		Snapshot:     string(sb.Snapshot),
 		Size:         sb.Size,
 		State:        types.State(sb.State),
 		StateSince:   sb.StateSince,
@@ -118,6 +119,8 @@ func eventOf(e sandbox.Event) types.Event {
 		Listening:  listeningOf(e.Listening),
 		Progress:   e.Progress,
 		Until:      e.Until,
+		Snapshot:   string(e.Snapshot),
+		Bytes:      e.Bytes,
 	}
 	if e.Process != nil {
 		process := processOf(*e.Process)

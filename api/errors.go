@@ -43,6 +43,8 @@ var sentinels = []struct {
 	{syscall.ENFILE, problem.DescriptorsExhausted, "raise the host's limit of open files (sysctl fs.file-max)"},
 	{sandbox.ErrDestroyed, problem.SandboxDestroyed, "create a new one"},
 	{sandbox.ErrNotQuarantined, problem.QuarantineNotFound, "GET " + Prefix + "/node lists what is in quarantine"},
+	{sandbox.ErrSnapshotNotFound, problem.SnapshotNotFound, "GET " + Prefix + "/snapshots lists yours"},
+	{sandbox.ErrTooManySnapshots, problem.SnapshotLimitExceeded, "delete some first; nothing has changed"},
 	{sandbox.ErrNotFound, problem.SandboxNotFound, "GET " + Prefix + "/sandbox lists yours"},
 	{sandbox.ErrImageNotAllowed, problem.ImageNotAllowed, "GET " + Prefix + "/node lists the allowed images"},
 	{sandbox.ErrImageMissing, problem.ImageUnavailable, "check the name of the image, and that the node can reach its registry"},
@@ -85,6 +87,9 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 	}
 	if conflict, ok := errors.AsType[*sandbox.ConflictError](err); ok {
 		return problem.New(problem.SandboxConflict, conflict.Error())
+	}
+	if exists, ok := errors.AsType[*sandbox.SnapshotExistsError](err); ok {
+		return problem.New(problem.SnapshotExists, exists.Error())
 	}
 	if refused, ok := errors.AsType[*guest.Error](err); ok {
 		return problemOfGuest(refused)

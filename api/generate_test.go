@@ -27,6 +27,7 @@ var tags = []*huma.Tag{
 	{Name: "sandboxes", Description: "Create, list, change and destroy sandboxes."},
 	{Name: "lifecycle", Description: "Wake a sandbox, put it to sleep, stop it, or hold it awake."},
 	{Name: "exec", Description: "Run commands in a sandbox and get their output."},
+	{Name: "snapshots", Description: "Immutable disks, from which sandboxes are restored and created."},
 	{Name: "sessions", Description: "Shells that keep their state from one command to the next."},
 	{Name: "contexts", Description: "Interpreters that execute code and retain its state."},
 	{Name: "files", Description: "Read, write and list files of a sandbox; pack and unpack whole folders."},

@@ -34,7 +34,7 @@ func (a *API) registerSandboxes() {
 		summary: "Create a sandbox, or find it by name",
 		description: "Responds with 201 when the sandbox was created and runs, and with 200 when it existed. The creation continues when the client " +
 			"disconnects; another request with the name joins it. The events of the sandbox show the pull of a missing image.",
-		codes: []problem.Code{problem.NameInvalid, problem.ImageNotAllowed, problem.ImageUnavailable, problem.SandboxConflict, problem.SandboxLimitExceeded,
+		codes: []problem.Code{problem.NameInvalid, problem.ImageNotAllowed, problem.ImageUnavailable, problem.SnapshotNotFound, problem.SandboxConflict, problem.SandboxLimitExceeded,
 			problem.SandboxDestroyed, problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
 		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.Sandbox](a, "The sandbox, which existed")},
 	}, a.create)
@@ -77,6 +77,7 @@ func (a *API) create(ctx context.Context, _ *struct{}, body *types.CreateSandbox
 		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
 		StopAfter:  (*sandbox.Duration)(body.StopAfter),
 		TTL:        (*sandbox.Duration)(body.TTL),
+		Snapshot:   body.Snapshot,
 		Warm:       listOf(body.Warm, func(l types.Language) sandbox.Language { return sandbox.Language(l) }),
 	})
 	if err != nil {

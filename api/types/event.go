@@ -9,7 +9,7 @@ type Event struct {
 	Time       time.Time      `json:"time" doc:"When it happened"`
 	Sandbox    string         `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
 	Kind       WakeKind       `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
-	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created and woke: how long it took, in milliseconds"`
+	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted and restored: how long it took, in milliseconds"`
 	Cause      Cause          `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
 	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started"`
 	Error      string         `json:"error,omitempty" doc:"Description of what went wrong, for people"`
@@ -17,6 +17,8 @@ type Event struct {
 	Listening  *ListeningPort `json:"listening,omitempty" doc:"Of port_opened and port_closed: what listens, or listened"`
 	Process    *Process       `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
 	Progress   string         `json:"progress,omitempty" doc:"Of image_pull_progress: a line for people"`
+	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted and restored: id of the snapshot"`
+	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted: disk space of what was copied; missing if nothing was"`
 	Until      time.Time      `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
 }
 
@@ -40,6 +42,8 @@ const (
 	EventTypeUpdated           EventType = "updated"
 	EventTypeAdopted           EventType = "adopted" // from quarantine
 	EventTypeDiskLost          EventType = "disk_lost"
+	EventTypeSnapshotted       EventType = "snapshotted"
+	EventTypeRestored          EventType = "restored" // from a snapshot
 	EventTypeDestroyed         EventType = "destroyed"
 )
 
@@ -49,7 +53,7 @@ func (EventType) Values() []EventType {
 		EventTypeCreated, EventTypeImagePullProgress, EventTypeWoke, EventTypeSlept, EventTypeStopped, EventTypeWakeFailed, EventTypeHeld,
 		EventTypeProcessStarted, EventTypeProcessExited, EventTypePortExposed, EventTypePortUnexposed, EventTypePortOpened, EventTypePortClosed,
 		EventTypeUpdated, EventTypeAdopted,
-		EventTypeDiskLost, EventTypeDestroyed,
+		EventTypeDiskLost, EventTypeSnapshotted, EventTypeRestored, EventTypeDestroyed,
 	}
 }
 

@@ -9,6 +9,7 @@ type Sandbox struct {
 	Owner        string            `json:"owner" doc:"Owner of the sandbox"`
 	Image        string            `json:"image" doc:"Image as requested at creation" example:"base"`
 	ImageRef     string            `json:"image_ref" doc:"Full reference of the image"`
+	Snapshot     string            `json:"snapshot,omitempty" doc:"Id of the snapshot as which its disk began; missing if it began as the image" example:"s7k2m9x4q3bz"`
 	Size         string            `json:"size" doc:"Name of the sandbox's size" example:"basic"`
 	State        State             `json:"state" doc:"Whether the sandbox is starting, running, asleep, stopped or destroyed"`
 	StateSince   time.Time         `json:"state_since" doc:"When the sandbox entered its state"`
@@ -62,6 +63,7 @@ const (
 	StateReasonStopFailed        StateReason = "stop_failed"        // running: neither stopping nor freezing it again succeeded
 	StateReasonCreateFailed      StateReason = "create_failed"      // the creation failed
 	StateReasonAdopted           StateReason = "adopted"            // adopted from quarantine
+	StateReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 )
 
 // Values returns all reasons.
@@ -69,7 +71,7 @@ func (StateReason) Values() []StateReason {
 	return []StateReason{
 		StateReasonIdle, StateReasonStopAfter, StateReasonRequested, StateReasonForced, StateReasonTTLExpired, StateReasonNodeShutdown,
 		StateReasonRecovered, StateReasonContainerExited, StateReasonContainerLost, StateReasonGuestUnresponsive,
-		StateReasonRecoveryFailed, StateReasonStopFailed, StateReasonCreateFailed, StateReasonAdopted,
+		StateReasonRecoveryFailed, StateReasonStopFailed, StateReasonCreateFailed, StateReasonAdopted, StateReasonRestored,
 	}
 }
 
@@ -126,6 +128,7 @@ type CreateSandboxRequest struct {
 	SleepAfter *Duration         `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never; default: the node's"`
 	StopAfter  *Duration         `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never; default: the node's"`
 	TTL        *Duration         `json:"ttl,omitempty" doc:"Time after which the sandbox is destroyed with its files, even if it is in use; 0s: never, which is the default" example:"24h"`
+	Snapshot   string            `json:"snapshot,omitempty" maxLength:"63" doc:"Id or name of a snapshot, whose disk the sandbox begins with, and whose size, environment, times and declared processes it gets where the request has none; excludes image" example:"before-upgrade"`
 	Warm       []Language        `json:"warm,omitempty" nullable:"false" maxItems:"3" doc:"Languages for which an interpreter starts with the sandbox, so that the first code of a context does not wait for it; each takes memory"`
 }
 

@@ -49,6 +49,7 @@ used unchanged. Without a name the node generates one.`,
 	f := cmd.Flags()
 	f.StringVar(&req.Image, "image", "", "short name of one of the node's images, or a reference that it allows")
 	f.StringVar(&req.Size, "size", "", "lite, basic, standard or another of the node's sizes")
+	f.StringVar(&req.Snapshot, "snapshot", "", "snapshot whose disk it begins with, in place of an image")
 	f.StringArrayVarP(&env, "env", "e", nil, "environment variable KEY=VALUE, or KEY with its value in this shell; may be repeated")
 	f.StringArrayVarP(&labels, "label", "l", nil, "label KEY=VALUE; may be repeated")
 	f.Var(optionalDuration{&req.SleepAfter}, "sleep-after", "time without use after which it falls asleep; 0s for never")

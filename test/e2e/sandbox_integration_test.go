@@ -59,15 +59,20 @@ func (n *node) newBox(t *testing.T, edit ...func(*types.CreateSandboxRequest)) *
 	if err != nil || !created {
 		t.Fatalf("creating a sandbox: created %t, error %v", created, err)
 	}
-	b := &box{t: t, node: n, id: sb.ID}
+	return n.boxOf(t, sb.ID)
+}
+
+// boxOf returns a sandbox, and removes it when the test has ended.
+func (n *node) boxOf(t *testing.T, id string) *box {
+	t.Helper()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
-		if err := n.API.Delete(ctx, b.id); err != nil && !problem.Has(err, problem.SandboxNotFound) {
+		if err := n.API.Delete(ctx, id); err != nil && !problem.Has(err, problem.SandboxNotFound) {
 			t.Error(err)
 		}
 	})
-	return b
+	return &box{t: t, node: n, id: id}
 }
 
 // sleepAfter is an edit for newBox.

@@ -1,0 +1,157 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// SnapshotPath is the part of a request's input that names a snapshot.
+type SnapshotPath struct {
+	Snapshot string `path:"snapshot" maxLength:"63" doc:"Id or name of the snapshot"`
+}
+
+// SnapshotPage selects a page of snapshots.
+type SnapshotPage struct {
+	Cursor string `query:"cursor" maxLength:"12" doc:"next_cursor of the previous page"`
+	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of snapshots"`
+}
+
+type sandboxSnapshotsInput struct {
+	SandboxPath
+	SnapshotPage
+}
+
+type restoreInput struct {
+	SandboxPath
+	Force bool `query:"force" doc:"Also while requests, commands or transfers are in progress, which end"`
+}
+
+type snapshotOutput struct {
+	Location string `header:"Location"`
+	Body     types.Snapshot
+}
+
+func (a *API) registerSnapshots() {
+	registerBody(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/snapshot", id: "create-snapshot", tag: "snapshots", status: http.StatusCreated,
+		summary: "Take a snapshot of the disk of a sandbox",
+		description: "Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied, `frozen_ms`. " +
+			"Responds when the snapshot is on the disk. Continues when the client disconnects.",
+		codes: []problem.Code{problem.NameInvalid, problem.SnapshotExists, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed, problem.SleepFailed,
+			problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
+	}, withSandboxBody(a, a.createSnapshot))
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/snapshots", id: "list-sandbox-snapshots", tag: "snapshots",
+		summary: "List the snapshots of a sandbox, newest first", description: "Never wakes the sandbox.",
+	}, withSandbox(a, a.sandboxSnapshots))
+	registerBody(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/restore", id: "restore-snapshot", tag: "snapshots",
+		summary: "Replace the disk of a sandbox by a snapshot",
+		description: "Ends the programs of the sandbox and discards its files. The sandbox retains its name, ports, environment and rules. " +
+			"If it was running, the call wakes it; otherwise its next use does. Continues when the client disconnects.",
+		codes: slices.Concat(wakeCodes, []problem.Code{problem.SnapshotNotFound, problem.SandboxBusy}),
+	}, withSandboxBody(a, a.restoreSnapshot))
+	registerBody(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/fork", id: "fork-sandbox", tag: "snapshots", status: http.StatusCreated,
+		summary: "Create sandboxes with the disk of another",
+		description: "Never wakes the sandbox, which goes on. The new ones have its files, size, environment, labels and declared processes, and no ports and egress rules of its own. " +
+			"They share its files until they change them. After an error there is none of them.",
+		codes: []problem.Code{problem.NameInvalid, problem.SandboxConflict, problem.SandboxLimitExceeded, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed, problem.SleepFailed,
+			problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
+	}, withSandboxBody(a, a.fork))
+	register(a, route{
+		method: http.MethodGet, path: "/snapshots", id: "list-snapshots", tag: "snapshots",
+		summary: "List all snapshots, newest first", description: "Includes snapshots of destroyed sandboxes.",
+	}, a.listSnapshots)
+	register(a, route{
+		method: http.MethodGet, path: "/snapshots/{snapshot}", id: "get-snapshot", tag: "snapshots",
+		summary: "Get a snapshot", description: "Reads from memory.",
+		codes: []problem.Code{problem.SnapshotNotFound},
+	}, a.getSnapshot)
+	register(a, route{
+		method: http.MethodDelete, path: "/snapshots/{snapshot}", id: "delete-snapshot", tag: "snapshots", status: http.StatusNoContent,
+		summary:     "Delete a snapshot",
+		description: "Sandboxes and snapshots that are based on it retain their files; the space is freed when the last of them is gone.",
+		codes:       []problem.Code{problem.SnapshotNotFound, problem.NodeDiskFull},
+	}, a.deleteSnapshot)
+}
+
+func (a *API) createSnapshot(ctx context.Context, _ *SandboxPath, body *types.CreateSnapshotRequest, sb sandbox.Sandbox) (*snapshotOutput, error) {
+	req := sandbox.SnapshotRequest{Name: body.Name, RetainLast: body.RetainLast}
+	if body.MaxAge != nil {
+		req.MaxAge = sandbox.Duration(*body.MaxAge)
+	}
+	s, err := a.cfg.Sandboxes.CreateSnapshot(ctx, sb.ID, req)
+	if err != nil {
+		return nil, err
+	}
+	return &snapshotOutput{Location: Prefix + "/snapshots/" + string(s.ID), Body: snapshotOf(s)}, nil
+}
+
+func (a *API) sandboxSnapshots(ctx context.Context, in *sandboxSnapshotsInput, sb sandbox.Sandbox) (*output[types.SnapshotList], error) {
+	return a.snapshots(ctx, sb.ID, in.SnapshotPage)
+}
+
+func (a *API) listSnapshots(ctx context.Context, in *SnapshotPage) (*output[types.SnapshotList], error) {
+	return a.snapshots(ctx, "", *in)
+}
+
+func (a *API) snapshots(ctx context.Context, of sandbox.ID, page SnapshotPage) (*output[types.SnapshotList], error) {
+	list, next := a.cfg.Sandboxes.Snapshots(ownerOf(ctx), of, sandbox.SnapshotID(page.Cursor), page.Limit)
+	return respond(types.SnapshotList{Snapshots: listOf(list, snapshotOf), NextCursor: string(next)})
+}
+
+func (a *API) getSnapshot(ctx context.Context, in *SnapshotPath) (*output[types.Snapshot], error) {
+	s, err := a.cfg.Sandboxes.Snapshot(ownerOf(ctx), in.Snapshot)
+	if err != nil {
+		return nil, err
+	}
+	return respond(snapshotOf(s))
+}
+
+func (a *API) deleteSnapshot(ctx context.Context, in *SnapshotPath) (*struct{}, error) {
+	s, err := a.cfg.Sandboxes.Snapshot(ownerOf(ctx), in.Snapshot)
+	if err != nil {
+		return nil, err
+	}
+	return nil, a.cfg.Sandboxes.DeleteSnapshot(ctx, s.Owner, s.ID)
+}
+
+func (a *API) restoreSnapshot(ctx context.Context, in *restoreInput, body *types.RestoreRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
+	s, err := a.cfg.Sandboxes.Snapshot(sb.Owner, body.SnapshotID)
+	if err != nil {
+		return nil, err
+	}
+	return a.respondSandbox(a.cfg.Sandboxes.Restore(ctx, sb.ID, s.ID, in.Force))
+}
+
+func (a *API) fork(ctx context.Context, _ *SandboxPath, body *types.ForkRequest, sb sandbox.Sandbox) (*output[types.ForkList], error) {
+	forks, err := a.cfg.Sandboxes.Fork(ctx, sb.ID, sandbox.ForkRequest{Count: body.Count, Names: body.Names})
+	if err != nil {
+		return nil, err
+	}
+	return respond(types.ForkList{Sandboxes: listOf(forks, a.sandboxOf)})
+}
+
+func snapshotOf(s sandbox.Snapshot) types.Snapshot {
+	return types.Snapshot{
+		ID:          string(s.ID),
+		Name:        s.Name,
+		Sandbox:     string(s.Sandbox),
+		SandboxName: s.Origin.Name,
+		Image:       s.Origin.Image,
+		Parent:      string(s.Parent),
+		CreatedAt:   s.CreatedAt,
+		ExpiresAt:   s.ExpiresAt,
+		SizeBytes:   s.Usage.Bytes,
+		Entries:     s.Usage.Entries,
+		DurationMS:  milliseconds(time.Duration(s.Duration)),
+		FrozenMS:    milliseconds(time.Duration(s.Frozen)),
+	}
+}
