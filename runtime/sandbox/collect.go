@@ -8,11 +8,13 @@ import (
 	"time"
 )
 
-// dropSnapshot removes what a failed snapshot has left, or lets collect do it later.
+// dropSnapshot removes what a failed snapshot has left, or lets collect do it later. One that
+// may have the files of its sandbox stays; the next start of the node completes it.
 func (m *Manager) dropSnapshot(ctx context.Context, s Snapshot) {
 	ctx = context.WithoutCancel(ctx)
-	if have, _ := m.snapshots.get(s.ID); have.Progress == snapshotDone {
-		return // it has the files of its sandbox
+	if s.Progress == snapshotMoving {
+		m.log.Error("failed to complete a snapshot, which has the files of its sandbox; the next start of the node does", "snapshot", s.ID, "sandbox", s.Sandbox)
+		return
 	}
 	s.Progress = snapshotDeleted
 	if err := m.putSnapshot(ctx, s); err != nil {
@@ -88,12 +90,15 @@ const snapshotCheck = time.Minute
 // expire deletes snapshots that have reached their age, and retries what collect could not
 // remove, until ctx ends. The Manager owns its goroutine.
 func (m *Manager) expire(ctx context.Context) {
-	for pause(ctx, snapshotCheck) == nil {
+	for {
 		now := time.Now()
 		m.expireSnapshots(ctx, m.snapshots.where(func(s Snapshot) bool {
 			return s.Progress == snapshotDone && !s.ExpiresAt.IsZero() && now.After(s.ExpiresAt)
 		}))
 		m.collect(ctx)
+		if pause(ctx, snapshotCheck) != nil {
+			return
+		}
 	}
 }
 

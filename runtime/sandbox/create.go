@@ -43,11 +43,7 @@ type CreateRequest struct {
 // destroyed, ErrTooManySandboxes, ErrImageMissing, or a *WakeError with the reason why it
 // did not start. After an error nothing is left of the sandbox.
 func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, created bool, err error) {
-	sb, err = m.draft(req)
-	if err != nil {
-		return Sandbox{}, false, err
-	}
-	b, created, err := m.claim(sb)
+	b, created, err := m.begin(req)
 	if err != nil {
 		return Sandbox{}, false, err
 	}
@@ -60,9 +56,22 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, cr
 		return Sandbox{}, false, b.makeErr
 	}
 	if !created && (b.isGone() || b.state() == StateDestroyed) {
-		return Sandbox{}, false, fmt.Errorf("sandbox %q: %w", sb.Name, ErrDestroyed)
+		return Sandbox{}, false, fmt.Errorf("sandbox %q: %w", req.Name, ErrDestroyed)
 	}
 	return b.sandbox(), created, nil
+}
+
+// begin begins the creation, or returns the sandbox with the name of the request.
+func (m *Manager) begin(req CreateRequest) (b *liveSandbox, created bool, err error) {
+	if req.Snapshot != "" { // which must not be removed before the sandbox is known
+		m.snapshots.collecting.Lock()
+		defer m.snapshots.collecting.Unlock()
+	}
+	sb, err := m.draft(req)
+	if err != nil {
+		return nil, false, err
+	}
+	return m.claim(sb)
 }
 
 // draft checks a request and fills in the defaults.

@@ -70,7 +70,6 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.mu.Lock()
 	m.started = true
 	m.mu.Unlock()
-	m.collectSoon()
 	m.spawn(m.expire)
 	return nil
 }

@@ -209,8 +209,13 @@ func (b *liveSandbox) capture(ctx context.Context, s *Snapshot) error {
 			return fullDisk(err)
 		}
 	}
-	s.Progress, s.Duration = snapshotDone, Duration(time.Since(start))
-	return b.m.putSnapshot(ctx, *s)
+	done := s.done()
+	done.Duration = Duration(time.Since(start))
+	if err := b.m.putSnapshot(ctx, done); err != nil {
+		return err
+	}
+	*s = done
+	return nil
 }
 
 // captureLocked is the part of capture that needs the transition lock, which it holds. It
@@ -282,18 +287,20 @@ func (b *liveSandbox) move(ctx context.Context, s *Snapshot) error {
 	if err := b.m.putSnapshot(ctx, *s); err != nil {
 		return err
 	}
-	if err := b.m.deps.Disks.Move(ctx, b.id, s.ID); err != nil {
-		moved, merr := b.m.deps.Disks.Moved(ctx, s.ID)
-		if merr != nil || moved {
-			// Its files may be in the snapshot, which must not be deleted.
-			b.based(s.ID)
-			return errors.Join(err, merr, b.m.putSnapshot(ctx, s.done()), b.save(ctx))
+	err := b.m.deps.Disks.Move(ctx, b.id, s.ID)
+	if err != nil {
+		// If it has moved files nevertheless, the sandbox goes on with them.
+		if moved, merr := b.m.deps.Disks.Moved(ctx, s.ID); merr == nil && !moved {
+			s.Progress = snapshotCopying
+			return err
 		}
-		s.Progress = snapshotCopying
-		return err
 	}
 	b.based(s.ID)
-	return b.save(ctx)
+	if serr := b.save(ctx); serr != nil {
+		b.m.journal.dirty(b)
+		err = errors.Join(err, serr)
+	}
+	return err
 }
 
 // done returns the snapshot as acknowledged.
@@ -361,6 +368,8 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (r
 		return false, err
 	}
 	defer b.unlockTransition()
+	b.m.snapshots.collecting.Lock() // until the sandbox is based on it
+	defer b.m.snapshots.collecting.Unlock()
 	s, err := b.m.Snapshot(b.view.Load().Owner, string(id))
 	if err != nil {
 		return false, err

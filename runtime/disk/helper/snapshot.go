@@ -179,6 +179,9 @@ func (d *Disks) Delete(r wire.Request, reply *wire.Reply) error {
 			if err := d.store.DeleteContainer(name); err != nil && !errors.Is(err, storage.ErrContainerUnknown) {
 				return err
 			}
+			if err := d.emptyLayer(r.Snapshot); err != nil {
+				return err
+			}
 			if _, err := d.store.DeleteImage(image.ID, true); err != nil {
 				return err
 			}
@@ -191,6 +194,33 @@ func (d *Disks) Delete(r wire.Request, reply *wire.Reply) error {
 		}
 		return err
 	})
+}
+
+// emptyLayer discards the files of the layer of a snapshot that is about to be deleted, unless
+// other layers are based on it: their number must not delay the deletion.
+func (d *Disks) emptyLayer(snapshot string) error {
+	layers, err := d.store.Layers()
+	if err != nil {
+		return err
+	}
+	id := d.layerID(snapshot)
+	for _, layer := range layers {
+		if layer.Parent == id {
+			return nil
+		}
+	}
+	return d.empty(id)
+}
+
+// empty replaces the files of a layer by none.
+func (d *Disks) empty(layer string) error {
+	empty, err := os.MkdirTemp(d.discarded(), "")
+	if err != nil {
+		return err
+	}
+	err = unix.Renameat2(unix.AT_FDCWD, empty, unix.AT_FDCWD, d.files(layer), unix.RENAME_EXCHANGE)
+	d.trash.Go(d.emptyTrash)
+	return err
 }
 
 // unused returns errInUse if a container other than the snapshot's own has the image.
@@ -226,13 +256,7 @@ func (d *Disks) Discard(r wire.Request, reply *wire.Reply) error {
 		if err != nil {
 			return err
 		}
-		empty, err := os.MkdirTemp(d.discarded(), "")
-		if err != nil {
-			return err
-		}
-		err = unix.Renameat2(unix.AT_FDCWD, empty, unix.AT_FDCWD, d.files(base.layer.ID), unix.RENAME_EXCHANGE)
-		d.trash.Go(d.emptyTrash)
-		return err
+		return d.empty(base.layer.ID)
 	})
 }
 

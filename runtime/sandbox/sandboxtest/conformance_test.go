@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/diskstest"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/runtime/sandbox/freezertest"
 	"github.com/doze-run/doze/runtime/sandbox/networktest"
@@ -47,6 +48,18 @@ func TestFakeEngineConforms(t *testing.T) {
 				}
 			},
 			ProcessLimit: func(_ testing.TB, c sandbox.Container) int64 { return e.Limits(c.ID).PIDs },
+		}
+	})
+}
+
+func TestFakeDisksConform(t *testing.T) {
+	diskstest.Run(t, func(t *testing.T) diskstest.System {
+		e := NewEngine(t)
+		return diskstest.System{
+			Engine: e, Disks: e.Disks(),
+			Spec:  func(_ testing.TB, id sandbox.ID) sandbox.ContainerSpec { return sandbox.ContainerSpec{ID: id} },
+			Write: func(_ testing.TB, id sandbox.ID, name, content string) { e.Write(id, name, content) },
+			Files: func(_ testing.TB, id sandbox.ID) map[string]string { return e.Files(id) },
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -28,8 +29,9 @@ type Engine struct {
 	mu         sync.Mutex
 	containers map[sandbox.ID]*container
 	missing    map[string]bool // images that cannot be pulled
-	pull       []string        // progress of the next pulls
-	guest      http.Handler    // instead of a real guest
+	snapshots  map[string]*snapshot
+	pull       []string     // progress of the next pulls
+	guest      http.Handler // instead of a real guest
 
 	created, inspected, trims atomic.Int64
 }
@@ -43,11 +45,13 @@ type container struct {
 	pid    int
 	run    *guestRun // while running
 	made   time.Time
+	// files are on its disk, base below it.
+	files, base map[string]string
 }
 
 // NewEngine returns an Engine without containers; its guests end with the test.
 func NewEngine(t testing.TB) *Engine {
-	e := &Engine{containers: map[sandbox.ID]*container{}, missing: map[string]bool{}}
+	e := &Engine{containers: map[sandbox.ID]*container{}, missing: map[string]bool{}, snapshots: map[string]*snapshot{}}
 	t.Cleanup(e.killAll)
 	return e
 }
@@ -144,7 +148,7 @@ func (e *Engine) EnsureImage(ctx context.Context, ref string, progress func(stri
 		return err
 	}
 	e.mu.Lock()
-	missing, pull := e.missing[ref], e.pull
+	missing, pull := e.isMissing(ref), e.pull
 	e.mu.Unlock()
 	if missing {
 		return fmt.Errorf("image %s: %w", ref, sandbox.ErrImageMissing)
@@ -164,11 +168,25 @@ func (e *Engine) Create(ctx context.Context, spec sandbox.ContainerSpec) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.containers[spec.ID] == nil {
-		e.created.Add(1)
-		e.containers[spec.ID] = &container{spec: spec, state: sandbox.ContainerCreated, made: time.Now().UTC()}
+	if e.containers[spec.ID] != nil {
+		return nil
 	}
+	c := &container{spec: spec, state: sandbox.ContainerCreated, made: time.Now().UTC(), files: map[string]string{}, base: map[string]string{}}
+	if e.isMissing(spec.ImageRef) {
+		return fmt.Errorf("image %s: %w", spec.ImageRef, sandbox.ErrImageMissing)
+	}
+	if s := e.snapshots[spec.ImageRef]; s != nil {
+		c.base = maps.Clone(s.files)
+	}
+	e.created.Add(1)
+	e.containers[spec.ID] = c
 	return nil
+}
+
+// isMissing reports whether an image cannot be pulled; e.mu is held.
+func (e *Engine) isMissing(ref string) bool {
+	s := e.snapshots[ref]
+	return e.missing[ref] || strings.HasPrefix(ref, sandbox.SnapshotRef("")) && (s == nil || !s.published)
 }
 
 // Start implements sandbox.Engine.

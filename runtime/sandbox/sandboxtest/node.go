@@ -23,6 +23,7 @@ import (
 type Node struct {
 	Manager *sandbox.Manager
 	Engine  *Engine
+	Disks   *Disks
 	Freezer *Freezer
 	Store   *Store
 	Uplink  *Uplink
@@ -70,7 +71,8 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 	if configure != nil {
 		configure(&cfg)
 	}
-	return &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
+	engine := NewEngine(t)
+	return &Node{Engine: engine, Disks: engine.Disks(), Freezer: NewFreezer(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
 }
 
 // Restart starts a new Manager with the dependencies of the previous one.
@@ -98,7 +100,7 @@ func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 func (n *Node) Deps(t testing.TB) sandbox.Deps {
 	n.Uplink.Restart()
 	return sandbox.Deps{
-		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
+		Engine: n.Engine, Disks: n.Disks, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
 		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.Creations, Origins: n.Origins, Log: slog.New(slog.NewJSONHandler(n.Log, nil)),
 	}
 }

@@ -1,0 +1,255 @@
+// Package diskstest is the conformance suite of sandbox.Disks.
+package diskstest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
+)
+
+// System is a Disks with the Engine of its containers.
+type System struct {
+	Engine sandbox.Engine
+	Disks  sandbox.Disks
+	// Spec describes a container, and makes the folder and the cgroup that it needs. The id is
+	// new.
+	Spec func(t testing.TB, id sandbox.ID) sandbox.ContainerSpec
+	// Write writes a file into the folder /srv of a container that does not run.
+	Write func(t testing.TB, id sandbox.ID, name, content string)
+	// Files returns the files in that folder by name.
+	Files func(t testing.TB, id sandbox.ID) map[string]string
+}
+
+// Run runs the suite. Each test opens a System of its own, which ends by t.Cleanup.
+func Run(t *testing.T, open func(t *testing.T) System) {
+	for _, c := range []struct {
+		name string
+		test func(*suite)
+	}{
+		{"PublishedSnapshotHasTheFilesAtItsCapture", capture},
+		{"CaptureHasWhatChangedSincePrefetch", prefetch},
+		{"MovedDiskIsTheSnapshotAndTheContainerIsEmpty", move},
+		{"SnapshotsOfSnapshotsHaveTheFilesOfAll", stack},
+		{"DiscardEmptiesTheDisk", discard},
+		{"DeleteSparesSnapshotsInUse", deletion},
+		{"DeleteRemovesUnfinishedSnapshots", unfinished},
+		{"UnknownContainersAreErrors", unknown},
+		{"EndedContextEndsTheCall", endedContext},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.test(&suite{T: t, ctx: testkit.Context(t), System: open(t)})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	ctx context.Context
+	System
+}
+
+func (s *suite) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// create creates a container, from a snapshot if one is named, and removes it with the test.
+func (s *suite) create(from sandbox.SnapshotID) sandbox.ID {
+	s.Helper()
+	id := sandbox.NewID()
+	spec := s.Spec(s, id)
+	if from != "" {
+		spec.ImageRef = sandbox.SnapshotRef(from)
+	}
+	s.must(s.Engine.Create(s.ctx, spec))
+	s.Cleanup(func() { s.remove(id) })
+	return id
+}
+
+func (s *suite) remove(id sandbox.ID) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	defer cancel()
+	s.must(s.Engine.Remove(ctx, id))
+}
+
+// snapshot returns a new id, and deletes its snapshot with the test, before the containers that
+// were created earlier.
+func (s *suite) snapshot() sandbox.SnapshotID {
+	id := sandbox.SnapshotID(sandbox.NewID())
+	s.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+		defer cancel()
+		s.must(s.Disks.Delete(ctx, id))
+	})
+	return id
+}
+
+// publish returns a snapshot of a container.
+func (s *suite) publish(id sandbox.ID) sandbox.SnapshotID {
+	s.Helper()
+	snapshot := s.snapshot()
+	_, err := s.Disks.Capture(s.ctx, id, snapshot)
+	s.must(err)
+	s.must(s.Disks.Publish(s.ctx, id, snapshot))
+	return snapshot
+}
+
+func (s *suite) want(id sandbox.ID, files map[string]string) {
+	s.Helper()
+	testkit.Diff(s, "files", s.Files(s, id), files)
+}
+
+func capture(s *suite) {
+	id := s.create("")
+	s.Write(s, id, "a", "1")
+	snapshot := s.snapshot()
+	usage, err := s.Disks.Capture(s.ctx, id, snapshot)
+	s.must(err)
+	if usage.Entries == 0 {
+		s.Error("the disk with a file has no entries")
+	}
+	s.Write(s, id, "a", "2")
+	s.must(s.Disks.Publish(s.ctx, id, snapshot))
+	s.Write(s, id, "b", "2")
+	s.want(s.create(snapshot), map[string]string{"a": "1"})
+	s.want(id, map[string]string{"a": "2", "b": "2"})
+	measured, err := s.Disks.Measure(s.ctx, "", snapshot)
+	s.must(err)
+	if measured != usage {
+		s.Errorf("the snapshot has %+v, %+v were captured", measured, usage)
+	}
+}
+
+func prefetch(s *suite) {
+	id := s.create("")
+	s.Write(s, id, "same", "1")
+	s.Write(s, id, "changed", "1")
+	snapshot := s.snapshot()
+	s.must(s.Disks.Prefetch(s.ctx, id, snapshot))
+	s.Write(s, id, "changed", "2")
+	s.Write(s, id, "new", "2")
+	_, err := s.Disks.Capture(s.ctx, id, snapshot)
+	s.must(err)
+	s.must(s.Disks.Publish(s.ctx, id, snapshot))
+	s.want(s.create(snapshot), map[string]string{"same": "1", "changed": "2", "new": "2"})
+}
+
+func move(s *suite) {
+	id := s.create("")
+	s.Write(s, id, "a", "1")
+	snapshot := s.snapshot()
+	if moved, err := s.Disks.Moved(s.ctx, snapshot); moved || err != nil {
+		s.Errorf("before the move: %t, %v", moved, err)
+	}
+	s.must(s.Disks.Move(s.ctx, id, snapshot))
+	if moved, err := s.Disks.Moved(s.ctx, snapshot); !moved || err != nil {
+		s.Errorf("after the move: %t, %v", moved, err)
+	}
+	s.want(id, map[string]string{})
+	s.want(s.create(snapshot), map[string]string{"a": "1"})
+}
+
+func stack(s *suite) {
+	var snapshot sandbox.SnapshotID
+	want := map[string]string{}
+	for i, name := range []string{"a", "b", "c", "d"} {
+		id := s.create(snapshot)
+		s.Write(s, id, name, name)
+		s.Write(s, id, "last", name)
+		want[name], want["last"] = name, name
+		if i%2 == 0 {
+			snapshot = s.publish(id)
+			continue
+		}
+		snapshot = s.snapshot()
+		s.must(s.Disks.Move(s.ctx, id, snapshot))
+	}
+	s.want(s.create(snapshot), want)
+}
+
+func discard(s *suite) {
+	base := s.create("")
+	s.Write(s, base, "base", "1")
+	snapshot := s.publish(base)
+	id := s.create(snapshot)
+	s.Write(s, id, "a", "1")
+	s.must(s.Disks.Discard(s.ctx, id))
+	s.want(id, map[string]string{"base": "1"})
+}
+
+func deletion(s *suite) {
+	source := s.create("")
+	s.Write(s, source, "a", "1")
+	snapshot := s.publish(source)
+	id := s.create(snapshot)
+	if err := s.Disks.Delete(s.ctx, snapshot); !errors.Is(err, sandbox.ErrSnapshotInUse) {
+		s.Errorf("delete of a snapshot in use: %v", err)
+	}
+	s.want(id, map[string]string{"a": "1"})
+	s.Write(s, id, "b", "2")
+	child := s.publish(id)
+	s.remove(id)
+	for range 2 {
+		s.must(s.Disks.Delete(s.ctx, snapshot))
+	}
+	spec := s.Spec(s, sandbox.NewID())
+	spec.ImageRef = sandbox.SnapshotRef(snapshot)
+	if err := s.Engine.Create(s.ctx, spec); !errors.Is(err, sandbox.ErrImageMissing) {
+		s.Errorf("container of a deleted snapshot: %v", err)
+	}
+	s.want(s.create(child), map[string]string{"a": "1", "b": "2"})
+}
+
+func unfinished(s *suite) {
+	id := s.create("")
+	s.Write(s, id, "a", "1")
+	for _, call := range []func(context.Context, sandbox.ID, sandbox.SnapshotID) error{
+		s.Disks.Prefetch,
+		func(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
+			_, err := s.Disks.Capture(ctx, id, snapshot)
+			return err
+		},
+	} {
+		snapshot := s.snapshot()
+		s.must(call(s.ctx, id, snapshot))
+		s.must(s.Disks.Delete(s.ctx, snapshot))
+		if err := s.Disks.Publish(s.ctx, id, snapshot); err == nil {
+			s.Error("published a snapshot that was deleted")
+		}
+	}
+}
+
+func unknown(s *suite) {
+	id, snapshot := sandbox.NewID(), s.snapshot()
+	_, captured := s.Disks.Capture(s.ctx, id, snapshot)
+	_, measured := s.Disks.Measure(s.ctx, id, "")
+	for name, err := range map[string]error{
+		"prefetch": s.Disks.Prefetch(s.ctx, id, snapshot), "capture": captured, "measure": measured,
+		"move": s.Disks.Move(s.ctx, id, snapshot), "discard": s.Disks.Discard(s.ctx, id),
+	} {
+		if !errors.Is(err, sandbox.ErrNoContainer) {
+			s.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func endedContext(s *suite) {
+	id, snapshot := s.create(""), s.snapshot()
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	if err := s.Disks.Prefetch(ctx, id, snapshot); !errors.Is(err, context.Canceled) {
+		s.Errorf("prefetch: %v", err)
+	}
+	expired, cancel := context.WithDeadline(s.ctx, time.Now().Add(-time.Second))
+	defer cancel()
+	if _, err := s.Disks.Capture(expired, id, snapshot); !errors.Is(err, context.DeadlineExceeded) {
+		s.Errorf("capture: %v", err)
+	}
+}

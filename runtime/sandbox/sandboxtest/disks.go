@@ -1,0 +1,175 @@
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Disks is a sandbox.Disks of an Engine's containers, whose disks are maps. It can be made to
+// fail and to hang, by operation: "prefetch", "capture", "publish", "move", "discard", "delete",
+// "measure".
+type Disks struct {
+	Faults
+	engine *Engine
+}
+
+// snapshot is a disk; published ones are images of the Engine.
+type snapshot struct {
+	files     map[string]string
+	published bool
+}
+
+// Disks returns the disks of the engine's containers.
+func (e *Engine) Disks() *Disks { return &Disks{engine: e} }
+
+// Write writes a file on the disk of a container.
+func (e *Engine) Write(id sandbox.ID, name, content string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.containers[id].files[name] = content
+}
+
+// Files returns the files on the disk of a container.
+func (e *Engine) Files(id sandbox.ID) map[string]string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := e.containers[id]
+	if c == nil {
+		return nil
+	}
+	files := maps.Clone(c.base)
+	maps.Copy(files, c.files)
+	return files
+}
+
+// Snapshots counts the snapshots, published or not.
+func (e *Engine) Snapshots() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.snapshots)
+}
+
+// onDisk calls f with a container, with the engine's lock held.
+func (d *Disks) onDisk(ctx context.Context, operation string, id sandbox.ID, f func(*container) error) error {
+	if err := d.begin(ctx, operation); err != nil {
+		return err
+	}
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	c := d.engine.containers[id]
+	if c == nil {
+		return fmt.Errorf("disk of %s: %w", id, sandbox.ErrNoContainer)
+	}
+	return f(c)
+}
+
+// add makes the disk of a container a snapshot; the engine's lock is held.
+func (d *Disks) add(c *container, id sandbox.SnapshotID, published bool) sandbox.DiskUsage {
+	files := maps.Clone(c.base)
+	maps.Copy(files, c.files)
+	d.engine.snapshots[sandbox.SnapshotRef(id)] = &snapshot{files, published}
+	return usageOf(files)
+}
+
+func usageOf(files map[string]string) sandbox.DiskUsage {
+	return sandbox.DiskUsage{Bytes: int64(len(files)) * 4096, Entries: 1 + int64(len(files))} // with the root folder
+}
+
+// Prefetch implements sandbox.Disks.
+func (d *Disks) Prefetch(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
+	return d.onDisk(ctx, "prefetch", id, func(c *container) error {
+		d.add(c, snapshot, false)
+		return nil
+	})
+}
+
+// Capture implements sandbox.Disks.
+func (d *Disks) Capture(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) (usage sandbox.DiskUsage, err error) {
+	err = d.onDisk(ctx, "capture", id, func(c *container) error {
+		usage = d.add(c, snapshot, false)
+		return nil
+	})
+	return usage, err
+}
+
+// Publish implements sandbox.Disks.
+func (d *Disks) Publish(ctx context.Context, _ sandbox.ID, snapshot sandbox.SnapshotID) error {
+	if err := d.begin(ctx, "publish"); err != nil {
+		return err
+	}
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	s := d.engine.snapshots[sandbox.SnapshotRef(snapshot)]
+	if s == nil {
+		return errors.New("nothing was captured")
+	}
+	s.published = true
+	return nil
+}
+
+// Move implements sandbox.Disks.
+func (d *Disks) Move(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
+	return d.onDisk(ctx, "move", id, func(c *container) error {
+		d.add(c, snapshot, true)
+		c.files = map[string]string{}
+		return nil
+	})
+}
+
+// Moved implements sandbox.Disks.
+func (d *Disks) Moved(ctx context.Context, snapshot sandbox.SnapshotID) (bool, error) {
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	s := d.engine.snapshots[sandbox.SnapshotRef(snapshot)]
+	return s != nil && s.published, ctx.Err()
+}
+
+// Discard implements sandbox.Disks.
+func (d *Disks) Discard(ctx context.Context, id sandbox.ID) error {
+	return d.onDisk(ctx, "discard", id, func(c *container) error {
+		c.files = map[string]string{}
+		return nil
+	})
+}
+
+// Delete implements sandbox.Disks.
+func (d *Disks) Delete(ctx context.Context, snapshot sandbox.SnapshotID) error {
+	if err := d.begin(ctx, "delete"); err != nil {
+		return err
+	}
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	for _, c := range d.engine.containers {
+		if c.spec.ImageRef == sandbox.SnapshotRef(snapshot) {
+			return fmt.Errorf("snapshot %s: %w", snapshot, sandbox.ErrSnapshotInUse)
+		}
+	}
+	delete(d.engine.snapshots, sandbox.SnapshotRef(snapshot))
+	return nil
+}
+
+// Measure implements sandbox.Disks.
+func (d *Disks) Measure(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) (usage sandbox.DiskUsage, err error) {
+	if id != "" {
+		err = d.onDisk(ctx, "measure", id, func(c *container) error {
+			usage = usageOf(c.files)
+			return nil
+		})
+		return usage, err
+	}
+	if err := d.begin(ctx, "measure"); err != nil {
+		return usage, err
+	}
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	if s := d.engine.snapshots[sandbox.SnapshotRef(snapshot)]; s != nil {
+		usage = usageOf(s.files)
+	}
+	return usage, nil
+}
+
+var _ sandbox.Disks = (*Disks)(nil)

@@ -1,0 +1,378 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
+)
+
+// newDisk creates a sandbox with a file a.
+func newDisk(t *testing.T, n *sandboxtest.Node, name string) sandbox.ID {
+	t.Helper()
+	sb, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Engine.Write(sb.ID, "a", "1")
+	return sb.ID
+}
+
+func snapshotOf(t *testing.T, n *sandboxtest.Node, id sandbox.ID, name string) sandbox.Snapshot {
+	t.Helper()
+	s, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func createFrom(t *testing.T, n *sandboxtest.Node, name, snapshot string) sandbox.Sandbox {
+	t.Helper()
+	sb, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: name, Snapshot: snapshot})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sb
+}
+
+func stopped(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+	t.Helper()
+	if _, err := n.Manager.ForceStop(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantFiles(t *testing.T, n *sandboxtest.Node, id sandbox.ID, files map[string]string) {
+	t.Helper()
+	if _, err := n.Manager.Wake(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Diff(t, "files", n.Engine.Files(id), files)
+}
+
+func TestSandboxOfASnapshotHasItsSettings(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	changed := furnish(t, n)
+	s := snapshotOf(t, n, changed.ID, "")
+	got := createFrom(t, n, "copy", string(s.ID))
+	if got.Image != changed.Image || got.Size != changed.Size || got.SleepAfter != changed.SleepAfter || got.StopAfter != changed.StopAfter || got.Env["A"] != "b" {
+		t.Errorf("settings %+v, want those of %+v", got, changed)
+	}
+	testkit.Diff(t, "declared processes", got.Declared, changed.Declared)
+	if len(got.Ports) != 0 || got.TTL != 0 || got.Snapshot != s.ID {
+		t.Errorf("ports %v, ttl %v, snapshot %s", got.Ports, got.TTL, got.Snapshot)
+	}
+	again, created, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "copy", Snapshot: string(s.ID)})
+	if err != nil || created || again.ID != got.ID {
+		t.Errorf("second creation: %s, created %t, %v", again.ID, created, err)
+	}
+	other := snapshotOf(t, n, changed.ID, "")
+	_, _, err = n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "copy", Snapshot: string(other.ID)})
+	if conflict, ok := errors.AsType[*sandbox.ConflictError](err); !ok {
+		t.Errorf("creation from another snapshot: %v, %v", conflict, err)
+	}
+}
+
+func TestSnapshotsOfOtherOwnersAreUnknown(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "mine")
+	s := snapshotOf(t, n, id, "name")
+	theirs, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: "other", Name: "theirs"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{string(s.ID), s.Name} {
+		_, found := n.Manager.Snapshot("other", name)
+		_, restored := n.Manager.Restore(t.Context(), theirs.ID, sandbox.SnapshotID(name), true)
+		_, _, created := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: "other", Snapshot: name})
+		deleted := n.Manager.DeleteSnapshot(t.Context(), "other", sandbox.SnapshotID(name))
+		for _, err := range []error{found, restored, created, deleted} {
+			if !errors.Is(err, sandbox.ErrSnapshotNotFound) {
+				t.Errorf("%s of another owner: %v", name, err)
+			}
+		}
+	}
+	if list, _ := n.Manager.Snapshots("other", "", "", 0); len(list) != 0 {
+		t.Errorf("another owner sees %v", list)
+	}
+	if sb, _ := n.Manager.ByID(theirs.ID); sb.State != sandbox.StateRunning {
+		t.Errorf("the refused restore left the sandbox %s", sb.State)
+	}
+}
+
+func TestNameOfASnapshotIsUnique(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	s := snapshotOf(t, n, id, "name")
+	_, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{Name: "name"})
+	if exists, ok := errors.AsType[*sandbox.SnapshotExistsError](err); !ok || exists.ID != s.ID {
+		t.Errorf("second snapshot of the name: %v", err)
+	}
+	if err := n.Manager.DeleteSnapshot(t.Context(), owner, s.ID); err != nil {
+		t.Fatal(err)
+	}
+	snapshotOf(t, n, id, "name")
+}
+
+func TestInvalidSnapshotsChangeNothing(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	for _, req := range []sandbox.SnapshotRequest{{Name: "No"}, {RetainLast: -1}, {MaxAge: -1}, {MaxAge: 1}} {
+		_, err := n.Manager.CreateSnapshot(t.Context(), id, req)
+		if _, ok := errors.AsType[*sandbox.InvalidError](err); !ok {
+			t.Errorf("%+v: %v", req, err)
+		}
+	}
+	for _, req := range []sandbox.ForkRequest{{}, {Count: 101}, {Count: 2, Names: []string{"a"}}, {Count: 2, Names: []string{"a", "a"}}, {Count: 1, Names: []string{"box"}}, {Count: 1, Names: []string{"-"}}} {
+		if forks, err := n.Manager.Fork(t.Context(), id, req); err == nil {
+			t.Errorf("%+v: %v", req, forks)
+		}
+	}
+	if got := n.Engine.Snapshots(); got != 0 || n.Engine.Count() != 1 {
+		t.Errorf("%d snapshots, %d containers", got, n.Engine.Count())
+	}
+}
+
+func TestFailedSnapshotLeavesNothing(t *testing.T) {
+	for _, operation := range []string{"prefetch", "capture", "publish"} {
+		t.Run(operation, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			id := newDisk(t, n, "box")
+			n.Disks.FailOnce(operation, syscall.ENOSPC)
+			if _, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{Name: "s"}); !errors.Is(err, sandbox.ErrStoreFull) {
+				t.Errorf("got %v", err)
+			}
+			if got := n.Engine.Snapshots(); got != 0 {
+				t.Errorf("%d snapshots are left", got)
+			}
+			if frozen, err := n.Freezer.Frozen(t.Context(), id); frozen || err != nil {
+				t.Errorf("the sandbox is frozen: %t, %v", frozen, err)
+			}
+			snapshotOf(t, n, id, "s") // the name is free
+		})
+	}
+}
+
+func TestCrashDuringASnapshotLeavesNothing(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	release := n.Disks.Block("publish")
+	go func() {
+		_, _ = n.Manager.CreateSnapshot(context.WithoutCancel(t.Context()), id, sandbox.SnapshotRequest{Name: "s"})
+	}()
+	n.Disks.AwaitBlocked(t, "publish")
+	n.Disks.Fail("delete", syscall.EIO)
+	n.Crash(t, func() {
+		release()
+		n.Disks.Fail("delete", nil)
+	})
+	testkit.Eventually(t, "nothing is left", func() bool { return n.Engine.Snapshots() == 0 })
+	if list, _ := n.Manager.Snapshots(owner, "", "", 0); len(list) != 0 {
+		t.Errorf("unfinished snapshots: %v", list)
+	}
+	snapshotOf(t, n, id, "s")
+}
+
+// TestCrashAfterAMoveLosesNoFile: the node ends between the move of a disk and the records of it.
+func TestCrashAfterAMoveLosesNoFile(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	stopped(t, n, id)
+	dead := errors.New("the node is dead")
+	n.Store.Hook(func(operation string, _ []sandbox.Event) error {
+		if operation == "put" && len(n.Engine.Files(id)) == 0 {
+			return dead
+		}
+		return nil
+	})
+	if _, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{}); !errors.Is(err, dead) {
+		t.Fatalf("got %v", err)
+	}
+	n.Crash(t, func() { n.Store.Hook(nil) })
+	list, _ := n.Manager.Snapshots(owner, id, "", 0)
+	if len(list) != 1 {
+		t.Fatalf("snapshots %v", list)
+	}
+	wantFiles(t, n, id, map[string]string{"a": "1"})
+	wantFiles(t, n, createFrom(t, n, "copy", string(list[0].ID)).ID, map[string]string{"a": "1"})
+}
+
+func TestStoppedSandboxGoesOnWithItsFilesAfterASnapshot(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	stopped(t, n, id)
+	first := snapshotOf(t, n, id, "")
+	second := snapshotOf(t, n, id, "") // of a disk that has not been used since
+	if second.Parent != first.ID || second.Depth != 2 {
+		t.Errorf("second snapshot %+v", second)
+	}
+	n.Crash(t, func() {})
+	wantFiles(t, n, id, map[string]string{"a": "1"})
+	n.Engine.Write(id, "b", "2")
+	n.Crash(t, func() {})
+	wantFiles(t, n, id, map[string]string{"a": "1", "b": "2"})
+}
+
+func TestRestoreReplacesTheDisk(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	port, err := n.Manager.Expose(t.Context(), id, sandbox.Port{Port: 3000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := snapshotOf(t, n, id, "")
+	n.Engine.Write(id, "a", "2")
+	n.Engine.Write(id, "b", "2")
+	lease, err := n.Manager.Acquire(t.Context(), id, sandbox.CauseExec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Manager.Restore(t.Context(), id, s.ID, false); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("restore of a sandbox in use: %v", err)
+	}
+	lease.Release()
+	sb, err := n.Manager.Restore(t.Context(), id, s.ID, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sb.State != sandbox.StateRunning || len(sb.Ports) != 1 || sb.Ports[0].Token != port.Token {
+		t.Errorf("restored to %+v", sb)
+	}
+	wantFiles(t, n, id, map[string]string{"a": "1"})
+	stopped(t, n, id)
+	if sb, err := n.Manager.Restore(t.Context(), id, s.ID, false); err != nil || sb.State != sandbox.StateStopped {
+		t.Errorf("restored a stopped sandbox: %s, %v", sb.State, err)
+	}
+}
+
+func TestFailedRestoreIsFinishedByTheNextWake(t *testing.T) {
+	for _, operation := range []string{"discard", "remove", "create"} {
+		t.Run(operation, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			id := newDisk(t, n, "box")
+			s := snapshotOf(t, n, id, "")
+			n.Engine.Write(id, "a", "2")
+			n.Disks.FailOnce(operation, syscall.EIO)
+			n.Engine.FailOnce(operation, syscall.EIO)
+			if _, err := n.Manager.Restore(t.Context(), id, s.ID, false); err == nil {
+				t.Error("the failure was not reported")
+			}
+			n.Crash(t, func() {})
+			wantFiles(t, n, id, map[string]string{"a": "1"})
+		})
+	}
+}
+
+// TestOlderRecordsDiscardNoNewerDisk: the node's data are an older copy, in which a restore is
+// unfinished that has been finished since.
+func TestOlderRecordsDiscardNoNewerDisk(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	s := snapshotOf(t, n, id, "")
+	stopped(t, n, id)
+	if _, err := n.Manager.Restore(t.Context(), id, s.ID, false); err != nil {
+		t.Fatal(err)
+	}
+	older := n.Store.Record(t, id)
+	wantFiles(t, n, id, map[string]string{"a": "1"})
+	n.Engine.Write(id, "newer", "2")
+	stopped(t, n, id)
+	n.Restored = true
+	n.Crash(t, func() {
+		if err := n.Store.PutSandbox(t.Context(), older); err != nil {
+			t.Fatal(err)
+		}
+	})
+	wantFiles(t, n, id, map[string]string{"a": "1", "newer": "2"})
+}
+
+func TestDeletedSnapshotIsRemovedAfterItsLastSandbox(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	s := snapshotOf(t, n, id, "")
+	of := createFrom(t, n, "copy", string(s.ID))
+	if err := n.Manager.DeleteSnapshot(t.Context(), owner, s.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Manager.Snapshot(owner, string(s.ID)); !errors.Is(err, sandbox.ErrSnapshotNotFound) {
+		t.Errorf("the deleted snapshot: %v", err)
+	}
+	n.Crash(t, func() {})
+	stopped(t, n, of.ID)
+	wantFiles(t, n, of.ID, map[string]string{"a": "1"})
+	if err := n.Manager.Destroy(t.Context(), of.ID); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "it is removed", func() bool { return n.Engine.Snapshots() == 0 })
+}
+
+func TestForkThatFailsLeavesNothing(t *testing.T) {
+	n := sandboxtest.Open(t, func(cfg *sandbox.Config) { cfg.MaxSandboxes = 3 })
+	id := newDisk(t, n, "box")
+	if forks, err := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 3}); !errors.Is(err, sandbox.ErrTooManySandboxes) {
+		t.Errorf("got %v, %v", forks, err)
+	}
+	testkit.Eventually(t, "nothing is left", func() bool { return n.Engine.Count() == 1 && n.Engine.Snapshots() == 0 })
+	forks, err := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 2, Names: []string{"x", "y"}})
+	if err != nil || forks[0].Name != "x" || forks[1].Name != "y" {
+		t.Fatalf("%v, %v", forks, err)
+	}
+	for _, fork := range forks {
+		wantFiles(t, n, fork.ID, map[string]string{"a": "1"})
+	}
+}
+
+func TestSnapshotsAreListedInPages(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	var want []string
+	for i := range 5 {
+		want = append([]string{snapshotOf(t, n, id, fmt.Sprint("s", i)).Name}, want...)
+	}
+	var got []string
+	for after := sandbox.SnapshotID(""); ; {
+		list, next := n.Manager.Snapshots(owner, id, after, 2)
+		for _, s := range list {
+			got = append(got, s.Name)
+		}
+		if after = next; after == "" {
+			break
+		}
+	}
+	testkit.Diff(t, "names", got, want)
+}
+
+func TestSnapshotsAreDeletedByNumberAndAge(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	named := snapshotOf(t, n, id, "named")
+	snapshotOf(t, n, id, "")
+	second := snapshotOf(t, n, id, "")
+	third, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{RetainLast: 2, MaxAge: sandbox.Duration(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []sandbox.SnapshotID
+	list, _ := n.Manager.Snapshots(owner, id, "", 0)
+	for _, s := range list {
+		ids = append(ids, s.ID)
+	}
+	testkit.Diff(t, "snapshots", ids, []sandbox.SnapshotID{third.ID, second.ID, named.ID})
+	// Its age has passed when the node starts again.
+	third.ExpiresAt = time.Now().Add(-time.Second)
+	if err := n.Store.PutSnapshot(t.Context(), third); err != nil {
+		t.Fatal(err)
+	}
+	n.Crash(t, func() {})
+	testkit.Eventually(t, "it is deleted", func() bool {
+		_, err := n.Manager.Snapshot(owner, string(third.ID))
+		return errors.Is(err, sandbox.ErrSnapshotNotFound)
+	})
+}
