@@ -34,6 +34,7 @@ func TestConversionsLoseNothing(t *testing.T) {
 		processOf(filled[guest.Process]()),
 		eventOf(filled[sandbox.Event]()),
 		*conditionOf(filled[sandbox.Condition]()),
+		snapshotOf(filled[sandbox.Snapshot]()),
 		limitsOf(filled[sandbox.Limits]()),
 		pendingOf(filled[sandbox.PendingOperation]()),
 		flowOf(filled[audit.Entry]()),
@@ -62,6 +63,7 @@ func TestConversionsUseEachField(t *testing.T) {
 	checkFieldsUsed(t, eventOf)
 	checkFieldsUsed(t, feedEventOf, "Owner")
 	checkFieldsUsed(t, conditionOf)
+	checkFieldsUsed(t, snapshotOf, "Owner", "Depth", "Progress")
 	checkFieldsUsed(t, limitsOf)
 	checkFieldsUsed(t, pendingOf)
 	checkFieldsUsed(t, func(q sandbox.Quarantined) []types.QuarantinedSandbox {
@@ -90,7 +92,7 @@ func TestConversionsUseEachField(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"a": "1", "c": "2", "d": "2"}, merged); diff != "" {
 		t.Errorf("the environment (-want +got):\n%s", diff)
 	}
-	checkFieldsUsed(t, a.sandboxOf, "Env", "EnvChanges", "Limits", "Terminals", "Sessions", "Contexts", "Warm", "Declared", "StartedAt", "Listening")
+	checkFieldsUsed(t, a.sandboxOf, "Env", "EnvChanges", "Limits", "Terminals", "Sessions", "Contexts", "Warm", "Declared", "StartedAt", "Listening", "CreatedFrom", "Rebase")
 	checkFieldsUsed(t, terminalOf)
 	checkFieldsUsed(t, func(l guest.Listening) types.ListeningPort { return *listeningOf(&l) })
 }

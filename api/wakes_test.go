@@ -76,6 +76,9 @@ func (b *usedBox) inspections() []routeUse {
 		{route: "POST /sandbox/{id}/expose", body: map[string]any{"port": 3001}},
 		{route: "GET /sandbox/{id}/ports"},
 		{route: "DELETE /sandbox/{id}/ports/{port}"},
+		{route: "POST /sandbox/{id}/snapshot", body: map[string]any{"name": "before"}},
+		{route: "GET /sandbox/{id}/snapshots"},
+		{route: "POST /sandbox/{id}/fork", body: map[string]any{"count": 2, "names": []string{"x", "y"}}},
 		{route: "GET /sandbox/{id}/egress/rules"},
 		{route: "PUT /sandbox/{id}/egress/rules", body: `{"rules":[]}`},
 		{route: "GET /sandbox/{id}/egress/flows"},
@@ -173,7 +176,7 @@ var (
 
 // ending are the routes that end a sandbox or its use: what they do to one that sleeps is in
 // their own tests.
-var ending = []string{"POST /sandbox/{id}/sleep", "POST /sandbox/{id}/stop", "DELETE /sandbox/{id}"}
+var ending = []string{"POST /sandbox/{id}/sleep", "POST /sandbox/{id}/stop", "POST /sandbox/{id}/restore", "DELETE /sandbox/{id}"}
 
 // routesThat returns the routes whose description promises to wake a sandbox, or never to.
 func routesThat(t *testing.T, wake bool) []string {

@@ -55,6 +55,7 @@ func (c Config) CheckChange(next Config) error {
 		{"token_file", c.TokenFile, next.TokenFile},
 		{"guest", c.Guest, next.Guest},
 		{"netns_helper", c.NetnsHelper, next.NetnsHelper},
+		{"disk_helper", c.DiskHelper, next.DiskHelper},
 		{"podman_socket", c.PodmanSocket, next.PodmanSocket},
 		{"cgroup", c.Cgroup, next.Cgroup},
 	} {

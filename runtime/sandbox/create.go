@@ -43,7 +43,7 @@ type CreateRequest struct {
 // destroyed, ErrTooManySandboxes, ErrImageMissing, or a *WakeError with the reason why it
 // did not start. After an error nothing is left of the sandbox.
 func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, created bool, err error) {
-	b, created, err := m.begin(req)
+	b, created, err := m.findOrClaim(req)
 	if err != nil {
 		return Sandbox{}, false, err
 	}
@@ -61,8 +61,8 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, cr
 	return b.sandbox(), created, nil
 }
 
-// begin begins the creation, or returns the sandbox with the name of the request.
-func (m *Manager) begin(req CreateRequest) (b *liveSandbox, created bool, err error) {
+// findOrClaim begins the creation, or returns the sandbox with the name of the request.
+func (m *Manager) findOrClaim(req CreateRequest) (b *liveSandbox, created bool, err error) {
 	if req.Snapshot != "" { // which must not be removed before the sandbox is known
 		m.snapshots.collecting.Lock()
 		defer m.snapshots.collecting.Unlock()

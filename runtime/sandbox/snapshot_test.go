@@ -63,7 +63,7 @@ func TestSandboxOfASnapshotHasItsSettings(t *testing.T) {
 	s := snapshotOf(t, n, changed.ID, "")
 	got := createFrom(t, n, "copy", string(s.ID))
 	if got.Image != changed.Image || got.Size != changed.Size || got.SleepAfter != changed.SleepAfter || got.StopAfter != changed.StopAfter || got.Env["A"] != "b" {
-		t.Errorf("settings %+v, want those of %+v", got, changed)
+		t.Errorf("settings of %+v, want as in %+v", got, changed)
 	}
 	testkit.Diff(t, "declared processes", got.Declared, changed.Declared)
 	if len(got.Ports) != 0 || got.TTL != 0 || got.Snapshot != s.ID {

@@ -149,7 +149,7 @@ func (d *Disks) disk(container string) (base, error) {
 // Prefetch copies the disk of a container whose programs may run.
 func (d *Disks) Prefetch(r wire.Request, reply *wire.Reply) error {
 	return d.respond(reply, func() error {
-		c, err := d.begin(r)
+		c, err := d.startCopy(r)
 		if err != nil {
 			return err
 		}
@@ -157,8 +157,8 @@ func (d *Disks) Prefetch(r wire.Request, reply *wire.Reply) error {
 	})
 }
 
-// begin begins a copy from nothing.
-func (d *Disks) begin(r wire.Request) (*copying, error) {
+// startCopy begins a copy from nothing.
+func (d *Disks) startCopy(r wire.Request) (*copying, error) {
 	base, err := d.disk(r.Container)
 	if err != nil {
 		return nil, err
@@ -205,7 +205,7 @@ func (d *Disks) Capture(r wire.Request, reply *wire.Reply) error {
 		d.mu.Unlock()
 		if c == nil { // not prefetched, or by a helper that has ended
 			var err error
-			if c, err = d.begin(r); err != nil {
+			if c, err = d.startCopy(r); err != nil {
 				return err
 			}
 		}

@@ -1,0 +1,50 @@
+package api
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/problem"
+)
+
+func TestSnapshotsThroughTheAPI(t *testing.T) {
+	s := newServer(t, Limits{})
+	must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "shop", "env": map[string]string{"A": "b"}})
+	taken := must[types.Snapshot](s, http.StatusCreated, "POST", "/sandbox/shop/snapshot", map[string]any{"name": "before", "max_age": "1h"})
+	if taken.Name != "before" || taken.SandboxName != "shop" || taken.Image != "base" || taken.ExpiresAt.IsZero() {
+		t.Errorf("snapshot %+v", taken)
+	}
+	s.refused(problem.SnapshotExists, "POST", "/sandbox/shop/snapshot", map[string]any{"name": "before"})
+	s.refused(problem.NameInvalid, "POST", "/sandbox/shop/snapshot", map[string]any{"name": "No"})
+	s.refused(problem.RequestInvalid, "POST", "/sandbox/shop/snapshot", map[string]any{"keep_last": -1})
+	for _, path := range []string{"/snapshots", "/sandbox/shop/snapshots"} {
+		if list := must[types.SnapshotList](s, http.StatusOK, "GET", path, nil); len(list.Snapshots) != 1 || list.Snapshots[0].ID != taken.ID {
+			t.Errorf("%s: %+v", path, list)
+		}
+	}
+	if got := must[types.Snapshot](s, http.StatusOK, "GET", "/snapshots/before", nil); got.ID != taken.ID {
+		t.Errorf("by name %+v", got)
+	}
+	copied := must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "copy", "snapshot": "before"})
+	if copied.Snapshot != taken.ID || copied.Env["A"] != "b" {
+		t.Errorf("sandbox of the snapshot: %+v", copied)
+	}
+	restored := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/shop/restore", map[string]any{"snapshot_id": "before"})
+	if restored.State != types.StateRunning || restored.Snapshot != taken.ID {
+		t.Errorf("restored %+v", restored)
+	}
+	forks := must[types.ForkList](s, http.StatusCreated, "POST", "/sandbox/shop/fork", map[string]any{"count": 2, "names": []string{"x", "y"}})
+	if len(forks.Sandboxes) != 2 || forks.Sandboxes[1].Name != "y" {
+		t.Errorf("forks %+v", forks)
+	}
+	s.refused(problem.SandboxConflict, "POST", "/sandbox/shop/fork", map[string]any{"count": 1, "names": []string{"x"}})
+	if got := s.do("DELETE", "/snapshots/before", nil); got.status != http.StatusNoContent {
+		t.Errorf("delete: %d %s", got.status, got.body)
+	}
+	for _, method := range []string{"GET", "DELETE"} {
+		s.refused(problem.SnapshotNotFound, method, "/snapshots/before", nil)
+	}
+	s.refused(problem.SnapshotNotFound, "POST", "/sandbox/shop/restore", map[string]any{"snapshot_id": "before"})
+	s.refused(problem.SnapshotNotFound, "POST", "/sandbox", map[string]any{"snapshot": "before"})
+}
