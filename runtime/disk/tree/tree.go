@@ -27,6 +27,8 @@ const (
 	// maxPrefetched bounds the entries that Prefetch records, which take some 200 bytes each.
 	// Complete copies a larger tree alone.
 	maxPrefetched = 1 << 20
+	// maxEntries bounds the entries of a tree, and thereby the memory of a copy to 1 GB.
+	maxEntries = 4 << 20
 	// recent is how old a change of a file must be for a later one to show in its times. The
 	// kernel's clock for times of files ticks at least every 10 ms.
 	recent = 100 * time.Millisecond
@@ -42,6 +44,7 @@ type Usage struct {
 type Copy struct {
 	source, target string
 	have           *node // copied by Prefetch; nil before
+	limit          int64 // of entries: maxEntries, but in tests
 
 	slots   chan struct{} // goroutines beyond the caller's
 	noClone atomic.Bool   // the file system cannot share blocks
@@ -49,7 +52,7 @@ type Copy struct {
 
 // New returns a copy of the folder source in target. Target must not exist; its parent must.
 func New(source, target string) *Copy {
-	return &Copy{source: source, target: target, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0))}
+	return &Copy{source: source, target: target, limit: maxEntries, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0))}
 }
 
 // node is an entry of a tree as it was found.
@@ -89,7 +92,7 @@ func (c *Copy) Prefetch(ctx context.Context) error {
 		return err
 	}
 	defer unix.Close(source)
-	scan := scanner{ctx: ctx, slots: c.slots, limit: maxPrefetched, changing: true}
+	scan := scanner{ctx: ctx, slots: c.slots, limit: min(c.limit, maxPrefetched), changing: true}
 	have, err := scan.root(source)
 	if err != nil || scan.exceeded() {
 		return err
@@ -116,8 +119,11 @@ func (c *Copy) Complete(ctx context.Context) (Usage, error) {
 		return Usage{}, err
 	}
 	defer unix.Close(source)
-	scan := scanner{ctx: ctx, slots: c.slots}
+	scan := scanner{ctx: ctx, slots: c.slots, limit: c.limit}
 	want, err := scan.root(source)
+	if err == nil && scan.exceeded() {
+		err = fmt.Errorf("more than %d files, folders and links", c.limit)
+	}
 	if err != nil {
 		return Usage{}, err
 	}

@@ -190,7 +190,7 @@ func TestCopyIsExact(t *testing.T) {
 
 // TestSecondPassCopiesEachChange changes a tree at random between the passes.
 func TestSecondPassCopiesEachChange(t *testing.T) {
-	for seed := range uint64(16) {
+	for seed := range uint64(6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			random := rand.New(rand.NewPCG(seed, 0))
@@ -308,7 +308,7 @@ func TestTreeThatChangesDuringTheFirstPass(t *testing.T) {
 		}
 	}()
 	var c *tree.Copy
-	for i := range 20 {
+	for i := range 5 {
 		target = filepath.Join(t.TempDir(), fmt.Sprint(i))
 		c = tree.New(source, target)
 		must(t, c.Prefetch(t.Context()))
@@ -335,6 +335,17 @@ func TestDepthIsBounded(t *testing.T) {
 	must(t, unix.Close(fd))
 	_, err = tree.New(source, filepath.Join(t.TempDir(), "copy")).Complete(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "more than 1000 levels") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestNumberOfEntriesIsBounded(t *testing.T) {
+	source := t.TempDir()
+	manyKinds(t, source)
+	c := tree.New(source, filepath.Join(t.TempDir(), "copy"))
+	tree.Limit(c, 100)
+	must(t, c.Prefetch(t.Context()))
+	if _, err := c.Complete(t.Context()); err == nil || !strings.Contains(err.Error(), "more than 100 files") {
 		t.Errorf("got %v", err)
 	}
 }
