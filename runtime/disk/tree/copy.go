@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,12 +49,32 @@ func (c *Copy) apply(ctx context.Context, source int, have, want *node, changing
 	}
 	defer unix.Close(target)
 	p := pass{Copy: c, ctx: ctx, target: target, changing: changing, links: map[uint64]string{}}
+	if have != nil {
+		p.retained(have, want, "")
+	}
 	root := folder{source: source, target: target}
 	p.group.note(p.entries(root, have, want))
 	if err := p.group.wait(); err != nil {
 		return err
 	}
 	return p.attributes(root, want) // after the entries, which change the times of folders
+}
+
+// retained records the hard links that the copy has and that stay, below the folder at, so that
+// new names of their files become links to them.
+func (p *pass) retained(have, want *node, at string) {
+	for _, n := range want.children {
+		i, ok := slices.BinarySearchFunc(have.children, n.name, func(n *node, name string) int { return cmp.Compare(n.name, name) })
+		if !ok {
+			continue
+		}
+		switch before := have.children[i]; {
+		case n.stamp.isFolder() && before.stamp.isFolder():
+			p.retained(before, n, path.Join(at, n.name))
+		case n.stamp.nlink > 1 && before.unchanged(n):
+			p.links[n.stamp.ino] = path.Join(at, n.name)
+		}
+	}
 }
 
 // filesPerTask is how many files of a folder one goroutine copies.
@@ -85,7 +106,7 @@ func (p *pass) entries(f folder, have, want *node) error {
 			continue
 		}
 		if before != nil {
-			if before.stamp == n.stamp && !before.stale.Load() {
+			if before.unchanged(n) {
 				continue
 			}
 			if err := remove(f.target, before.name); err != nil {

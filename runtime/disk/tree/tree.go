@@ -66,6 +66,9 @@ type node struct {
 	touched bool
 }
 
+// unchanged reports whether the copy of the entry is one of the present entry now, too.
+func (n *node) unchanged(now *node) bool { return n.stamp == now.stamp && !n.stale.Load() }
+
 // stamp changes with each change of an entry's content or attributes.
 type stamp struct {
 	mode, uid, gid    uint32
@@ -154,6 +157,7 @@ type scanner struct {
 	changing bool  // entries may vanish
 	forget   bool  // count entries only
 
+	began          time.Time // one for all entries, so that the names of a file are stale together
 	entries, bytes atomic.Int64
 	linked         sync.Map // inodes with several links that were counted
 	group          group
@@ -168,6 +172,7 @@ func (s *scanner) root(fd int) (*node, error) {
 	}
 	root := &node{stamp: stampOf(&st)}
 	root.stale.Store(true)
+	s.began = time.Now()
 	s.count(root.stamp)
 	s.group.note(s.folder(fd, root, 0))
 	return root, s.group.wait()
@@ -198,7 +203,6 @@ func (s *scanner) folder(fd int, n *node, depth int) error {
 	if err != nil {
 		return fmt.Errorf("read a folder: %w", err)
 	}
-	now := time.Now()
 	if !s.forget {
 		n.children = make([]*node, 0, len(names))
 	}
@@ -212,7 +216,7 @@ func (s *scanner) folder(fd int, n *node, depth int) error {
 			return fmt.Errorf("inspect %q: %w", name, err)
 		}
 		child := &node{name: name, stamp: stampOf(&st)}
-		child.stale.Store(now.Sub(time.Unix(st.Ctim.Unix())) < recent)
+		child.stale.Store(s.began.Sub(time.Unix(st.Ctim.Unix())) < recent)
 		s.count(child.stamp)
 		if s.exceeded() {
 			return nil

@@ -284,6 +284,21 @@ func TestMappedPageThatStaysDirtyIsCopied(t *testing.T) {
 	}
 }
 
+// TestHardLinkInARenamedFolderStaysOne: the rename of a folder changes nothing of the files in it.
+func TestHardLinkInARenamedFolderStaysOne(t *testing.T) {
+	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	must(t, os.Mkdir(filepath.Join(source, "before"), 0o755))
+	must(t, os.WriteFile(filepath.Join(source, "before/first"), []byte("one file, two names"), 0o600))
+	must(t, os.Link(filepath.Join(source, "before/first"), filepath.Join(source, "second")))
+	time.Sleep(150 * time.Millisecond) // an old change, which alone would not make the file be copied again
+	c := tree.New(source, target)
+	must(t, c.Prefetch(t.Context()))
+	must(t, os.Rename(filepath.Join(source, "before"), filepath.Join(source, "after")))
+	_, err := c.Complete(t.Context())
+	must(t, err)
+	testkit.Diff(t, "copy", contents(t, target), contents(t, source))
+}
+
 // TestTreeThatChangesDuringTheFirstPass removes and creates entries while they are copied.
 func TestTreeThatChangesDuringTheFirstPass(t *testing.T) {
 	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
