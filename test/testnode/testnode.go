@@ -241,7 +241,7 @@ func (n *Node) connect() error {
 	return err
 }
 
-// Remove destroys the sandboxes, ends the node and removes its home.
+// Remove destroys the sandboxes and the snapshots, ends the node and removes its home.
 func (n *Node) Remove() error {
 	var errs []error
 	if n.API != nil {
@@ -249,7 +249,7 @@ func (n *Node) Remove() error {
 			errs = append(errs, n.Start())
 		}
 		if n.run != nil {
-			errs = append(errs, n.destroySandboxes())
+			errs = append(errs, n.destroySandboxes(), n.deleteSnapshots())
 		}
 		n.API.Close()
 	}
@@ -274,6 +274,49 @@ func (n *Node) destroySandboxes() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removalPoll is how often deleteSnapshots lists containers, which takes 100 ms.
+const removalPoll = 300 * time.Millisecond
+
+// deleteSnapshots deletes the snapshots, and returns when they have left Podman's storage, where
+// they would outlive the node.
+func (n *Node) deleteSnapshots() error {
+	if !strings.Contains(n.Log(), "disk helper started") { // it has never had one
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	snapshots, err := n.API.Snapshots(ctx, "")
+	if err != nil {
+		return err
+	}
+	for _, s := range snapshots {
+		if err := n.API.DeleteSnapshot(ctx, s.ID); err != nil {
+			return fmt.Errorf("delete snapshot %s: %w", s.ID, err)
+		}
+	}
+	info, err := n.API.Node(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		// Snapshots have containers of the storage alone, which Podman's filters do not apply to.
+		podman := exec.CommandContext(ctx, "podman", "ps", "--all", "--external", "--format", "{{.Names}}")
+		podman.Dir = n.Home
+		names, err := podman.Output()
+		if err != nil {
+			return fmt.Errorf("list the containers of snapshots: %w", err)
+		}
+		if !strings.Contains(string(names), "doze-snapshot-"+info.ID+"-") {
+			return nil
+		}
+		select {
+		case <-time.After(removalPoll):
+		case <-ctx.Done():
+			return fmt.Errorf("snapshots of node %s are left: %w", info.ID, ctx.Err())
+		}
+	}
 }
 
 // FreePort returns a port of the loopback on which nothing listens.
