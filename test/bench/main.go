@@ -77,7 +77,7 @@ var figures = []struct {
 	{"watch", startNode, (*bench).withProgram, measureWatch},
 	{"ready", startNode, (*bench).withProgram, measureReady},
 	{"files", startNode, (*bench).withNothing, measureFiles},
-	{"snapshot", startNode, (*bench).withNothing, measureSnapshot},
+	{"snapshot", startNode, nil, measureSnapshot},
 	{"throughput", startNode, (*bench).withServer, measureThroughput},
 	{"asleep", startNode, nil, measureAsleep},
 	{"start", startNode, nil, measureStart},
