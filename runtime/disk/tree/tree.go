@@ -27,7 +27,7 @@ const (
 	// maxPrefetched bounds the entries that Prefetch records, which take some 200 bytes each.
 	// Complete copies a larger tree alone.
 	maxPrefetched = 1 << 20
-	// maxEntries bounds the entries of a tree, and thereby the memory of a copy to 1 GB.
+	// maxEntries bounds the entries of a tree, so that a copy takes at most 1 GB of memory.
 	maxEntries = 4 << 20
 	// recent is how old a change of a file must be for a later one to show in its times. The
 	// kernel's clock for times of files ticks at least every 10 ms.
