@@ -101,6 +101,36 @@ func TestDisksConform(t *testing.T) {
 	})
 }
 
+// TestMoveDiscardsThePrefetchedCopy: a sandbox may be stopped after the first pass of its snapshot.
+func TestMoveDiscardsThePrefetchedCopy(t *testing.T) {
+	engine, disks, spec := open(t)
+	ctx := testkit.Context(t)
+	id, snapshot := sandbox.NewID(), sandbox.SnapshotID(sandbox.NewID())
+	if err := engine.Create(ctx, spec(t, id)); err != nil {
+		t.Fatal(err)
+	}
+	if err := disks.Prefetch(ctx, id, snapshot); err != nil {
+		t.Fatal(err)
+	}
+	if err := disks.Move(ctx, id, snapshot); err != nil {
+		t.Fatal(err)
+	}
+	storage, err := engine.Storage(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(filepath.Join(storage.GraphRoot, "doze", "*.disks", "staging", string(snapshot)))
+	if err != nil || len(left) > 0 {
+		t.Errorf("%v; the copy is left: %s", err, left)
+	}
+	if err := engine.Remove(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	if err := disks.Delete(ctx, snapshot); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestSnapshotsSurviveRemovalsOfImages: an operator's `podman rmi` removes no snapshot.
 func TestSnapshotsSurviveRemovalsOfImages(t *testing.T) {
 	engine, disks, spec := open(t)

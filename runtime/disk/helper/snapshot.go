@@ -68,6 +68,11 @@ func (d *Disks) Move(r wire.Request, reply *wire.Reply) error {
 		if err != nil {
 			return err
 		}
+		// A container that has been stopped since its disk was prefetched has left a copy.
+		d.end(r.Snapshot)
+		if err := d.discard(d.staging(r.Snapshot)); err != nil {
+			return err
+		}
 		return d.publish(r.Snapshot, base, d.files(base.layer.ID))
 	})
 }
