@@ -38,6 +38,10 @@ func schemaDocs() []schemaDoc {
 		StartedAt: at(31, 2), LogFile: "/var/log/doze/web.log",
 	}
 	terminal := types.Terminal{ID: "main", PID: 57, Command: "bash", Cols: 120, Rows: 40, State: types.ProcessStateRunning, StartedAt: at(33, 0)}
+	snapshot := types.Snapshot{
+		ID: "s7k2m9x4q3bz", Name: "before-upgrade", Sandbox: id, SandboxName: "shop", Image: "base", Parent: "s2c8x5m7k9az", CreatedAt: at(40, 0),
+		ExpiresAt: at(50, 0), SizeBytes: 247463936, Entries: 20201, DurationMS: 871.5, FrozenMS: 64.2,
+	}
 	session := types.Session{
 		ID: "dev", PID: 57, Shell: "bash", Cwd: "/srv/shop", State: types.ProcessStateRunning, StartedAt: at(31, 4),
 	}
@@ -128,6 +132,12 @@ func schemaDocs() []schemaDoc {
 		{types.Environment{Env: map[string]string{"NODE_ENV": "test"}}, "The environment of the commands of a sandbox."},
 		{types.UpdateEnvironmentRequest{Env: map[string]*string{"NODE_ENV": new("test"), "DEBUG": nil}}, "Changes to the environment of a sandbox."},
 		{session, "A session of a sandbox: a shell that runs one command after the other."},
+		{snapshot, "The immutable disk of a sandbox."},
+		{types.SnapshotList{Snapshots: []types.Snapshot{snapshot}, NextCursor: snapshot.ID}, "A page of snapshots."},
+		{types.CreateSnapshotRequest{Name: "before-upgrade", MaxAge: new(types.Duration(168 * time.Hour)), RetainLast: 7}, "A snapshot to create."},
+		{types.RestoreRequest{SnapshotID: "before-upgrade"}, "The snapshot to restore."},
+		{types.ForkRequest{Count: 2, Names: []string{"try-1", "try-2"}}, "The sandboxes to create."},
+		{types.ForkList{Sandboxes: []types.Sandbox{sandbox}}, "The sandboxes that a fork created."},
 		{types.SessionList{Sessions: []types.Session{session}}, "The sessions of a sandbox."},
 		{types.OpenSessionRequest{ID: "dev", Cwd: "/srv/shop", Env: map[string]string{"NODE_ENV": "test"}}, "A session to open."},
 		{codeContext, "A context of a sandbox: an interpreter that executes code and retains its state."},

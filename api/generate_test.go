@@ -294,7 +294,7 @@ func (d openAPIDocument) describeSchemas(docs map[string]schemaDoc) {
 
 // parameterExamples are the examples of parameters, by name.
 var parameterExamples = map[string]any{
-	"id": "shop", "process": "web", "session": "dev", "context": "python", "terminal": "main", "cols": 120, "rows": 40, "since": 5120, "wake": false, "origin": "https://shop.example.com", "command": "htop", "cwd": "/srv/shop", "port": 3000, "path": "/srv/shop/app.js", "mode": "0644", "recursive": true, "hidden": true,
+	"id": "shop", "snapshot": "before-upgrade", "process": "web", "session": "dev", "context": "python", "terminal": "main", "cols": 120, "rows": 40, "since": 5120, "wake": false, "origin": "https://shop.example.com", "command": "htop", "cwd": "/srv/shop", "port": 3000, "path": "/srv/shop/app.js", "mode": "0644", "recursive": true, "hidden": true,
 	"label": []any{"team=web"}, "state": "running", "usage": true, "force": true, "signal": "SIGHUP", "cursor": "17", "limit": 100,
 	"expires": 1795253340, "signature": "2lVdGvP0x1Zx8t0uWvY7d8Zk3vYqk1mJm8f3wQd0b7E", "disposition": "attachment", "max_bytes": 10485760,
 	"staged": true, "max_commits": 10, "from": "main", "to": "HEAD", "ref": "main", "file": []any{"src/app.js"},

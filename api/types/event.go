@@ -17,8 +17,8 @@ type Event struct {
 	Listening  *ListeningPort `json:"listening,omitempty" doc:"Of port_opened and port_closed: what listens, or listened"`
 	Process    *Process       `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
 	Progress   string         `json:"progress,omitempty" doc:"Of image_pull_progress: a line for people"`
-	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted and restored: id of the snapshot"`
-	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted: disk space of what was copied; missing if nothing was"`
+	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted and restored: id of the snapshot" example:"s7k2m9x4q3bz"`
+	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted: disk space of what was copied; missing if nothing was" example:"247463936"`
 	Until      time.Time      `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
 }
 
