@@ -3,6 +3,8 @@
 package podman
 
 import (
+	"errors"
+	"os/exec"
 	"syscall"
 	"testing"
 )
@@ -19,7 +21,14 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page))
 func TestSystemCallsOfOtherArchitecturesAreRefused(t *testing.T) {
 	b := open(t).boot(t, baseImage)
 	out, code := b.try("python3 -c '" + getpid + "'")
-	if want := 128 + int(syscall.SIGSYS); code != want {
-		t.Errorf("code %d, want %d: %s", code, want, out)
+	want := syscall.SIGSYS
+	var exit *exec.ExitError
+	if err := exec.CommandContext(t.Context(), "python3", "-c", getpid).Run(); errors.As(err, &exit) {
+		want = exit.Sys().(syscall.WaitStatus).Signal() // a kernel without them, as under some hypervisors
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if code != 128+int(want) {
+		t.Errorf("code %d, want %d: %s", code, 128+int(want), out)
 	}
 }

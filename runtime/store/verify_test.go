@@ -17,6 +17,7 @@ import (
 	"github.com/dgraph-io/badger/v4"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // written returns a folder with a store of several tables and, unless closed, a log. No
@@ -40,6 +41,11 @@ func written(t *testing.T, closed bool) string {
 		}
 		return dir
 	}
+	// A log that becomes a table in the background would be deleted while it is copied.
+	testkit.Eventually(t, "full logs have become tables", func() bool {
+		logs, err := filepath.Glob(filepath.Join(dir, "*.mem"))
+		return err == nil && len(logs) == 1
+	})
 	copied := filepath.Join(t.TempDir(), "copy")
 	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil { // as a kill leaves it
 		t.Fatal(err)
