@@ -42,7 +42,7 @@ func TestBadBodiesAreRefused(t *testing.T) {
 		{"list", `[]`, problem.RequestInvalid, "object"},
 		{"null", `null`, problem.RequestInvalid, "object"},
 		{"text", `"shop"`, problem.RequestInvalid, "object"},
-		{"unknown field", `{"nam":"shop"}`, problem.RequestInvalid, "body.nam: unknown field; the fields are env, image, labels, name, size, sleep_after, snapshot, stop_after"},
+		{"unknown field", `{"nam":"shop"}`, problem.RequestInvalid, "body.nam: unknown field; the fields are env, image, labels, name, persist, size, sleep_after, snapshot, stop_after"},
 		{"field in another case", `{"Name":"shop"}`, problem.RequestInvalid, "body.Name: unknown field; the fields are env,"},
 		{"field twice", `{"name":"a","name":"b"}`, problem.RequestInvalid, "body.name: duplicate field"},
 		{"variable twice", `{"env":{"A":"1","B":"2","A":"3"}}`, problem.RequestInvalid, "body.env.A: duplicate field"},

@@ -39,6 +39,7 @@ func (a *API) sandboxSummary(sb sandbox.Sandbox) types.Sandbox {
 		Labels:       labels,
 		SleepAfter:   types.Duration(sb.SleepAfter),
 		StopAfter:    types.Duration(sb.StopAfter),
+		Persist:      types.Persist(sb.Persist),
 		TTL:          types.Duration(sb.TTL),
 		ExpiresAt:    sb.ExpiresAt,
 		CreatedAt:    sb.CreatedAt,

@@ -71,6 +71,7 @@ func TestEveryDomainValueIsInTheAPI(t *testing.T) {
 		{"runtime/sandbox", "State", enumerated[types.State]()},
 		{"runtime/sandbox", "StateReason", enumerated[types.StateReason]()},
 		{"runtime/sandbox", "ConditionCode", enumerated[types.ConditionCode]()},
+		{"runtime/sandbox", "Persist", enumerated[types.Persist]()},
 		{"runtime/sandbox", "Access", enumerated[types.Access]()},
 		{"runtime/sandbox", "WakeMode", enumerated[types.WakeMode]()},
 		{"runtime/sandbox", "HostMode", enumerated[types.HostHeader]()},

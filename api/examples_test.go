@@ -53,7 +53,7 @@ func schemaDocs() []schemaDoc {
 	sandbox := types.Sandbox{
 		ID: id, Name: "shop", Owner: owner, Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic",
 		State: types.StateRunning, StateSince: at(30, 1), Env: map[string]string{"NODE_ENV": "development"}, Labels: map[string]string{"team": "web"},
-		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), TTL: types.Duration(72 * time.Hour), ExpiresAt: at(72*60+30, 0),
+		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), Persist: types.PersistMemory, TTL: types.Duration(72 * time.Hour), ExpiresAt: at(72*60+30, 0),
 		CreatedAt: at(30, 0), LastActiveAt: at(32, 0), Ports: []types.Port{port}, Processes: []types.Process{process},
 		Usage: &types.Usage{CPUSeconds: 3.25, MemoryBytes: 83886080},
 	}

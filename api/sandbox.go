@@ -76,6 +76,7 @@ func (a *API) create(ctx context.Context, _ *struct{}, body *types.CreateSandbox
 		Labels:     body.Labels,
 		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
 		StopAfter:  (*sandbox.Duration)(body.StopAfter),
+		Persist:    sandbox.Persist(body.Persist),
 		TTL:        (*sandbox.Duration)(body.TTL),
 		Snapshot:   body.Snapshot,
 		Warm:       listOf(body.Warm, func(l types.Language) sandbox.Language { return sandbox.Language(l) }),
@@ -147,6 +148,7 @@ func (a *API) update(ctx context.Context, _ *SandboxPath, body *types.UpdateSand
 		Labels:     body.Labels,
 		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
 		StopAfter:  (*sandbox.Duration)(body.StopAfter),
+		Persist:    (*sandbox.Persist)(body.Persist),
 		TTL:        (*sandbox.Duration)(body.TTL),
 	}))
 }

@@ -18,6 +18,7 @@ type Sandbox struct {
 	Labels       map[string]string `json:"labels" doc:"The owner's labels"`
 	SleepAfter   Duration          `json:"sleep_after" doc:"Idle time after which the sandbox goes to sleep; 0s: never by itself"`
 	StopAfter    Duration          `json:"stop_after" doc:"Time asleep after which the sandbox is stopped; 0s: never by itself"`
+	Persist      Persist           `json:"persist" doc:"State that a sleep keeps: memory (and disk), disk, or none"`
 	TTL          Duration          `json:"ttl" doc:"Lifetime since the creation or the last change of ttl; 0s: unlimited"`
 	ExpiresAt    time.Time         `json:"expires_at,omitzero" doc:"When the sandbox is destroyed with its files; missing without a ttl"`
 	CreatedAt    time.Time         `json:"created_at" doc:"When the sandbox was created"`
@@ -64,6 +65,7 @@ const (
 	StateReasonCreateFailed      StateReason = "create_failed"      // the creation failed
 	StateReasonAdopted           StateReason = "adopted"            // adopted from quarantine
 	StateReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
+	StateReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
 )
 
 // Values returns all reasons.
@@ -71,9 +73,21 @@ func (StateReason) Values() []StateReason {
 	return []StateReason{
 		StateReasonIdle, StateReasonStopAfter, StateReasonRequested, StateReasonForced, StateReasonTTLExpired, StateReasonNodeShutdown,
 		StateReasonRecovered, StateReasonContainerExited, StateReasonContainerLost, StateReasonGuestUnresponsive,
-		StateReasonRecoveryFailed, StateReasonStopFailed, StateReasonCreateFailed, StateReasonAdopted, StateReasonRestored,
+		StateReasonRecoveryFailed, StateReasonStopFailed, StateReasonCreateFailed, StateReasonAdopted, StateReasonRestored, StateReasonSlept,
 	}
 }
+
+// Persist is the state of a sandbox that a sleep keeps.
+type Persist string
+
+const (
+	PersistMemory Persist = "memory" // memory and disk
+	PersistDisk   Persist = "disk"   // the disk; a sleep stops the sandbox
+	PersistNone   Persist = "none"   // nothing; each stop ends the disk
+)
+
+// Values returns all values.
+func (Persist) Values() []Persist { return []Persist{PersistMemory, PersistDisk, PersistNone} }
 
 // Condition is what is wrong with a sandbox. A successful change of its state ends it.
 type Condition struct {
@@ -127,6 +141,7 @@ type CreateSandboxRequest struct {
 	Labels     map[string]string `json:"labels,omitempty" doc:"Labels for finding the sandbox"`
 	SleepAfter *Duration         `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never; default: the node's"`
 	StopAfter  *Duration         `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never; default: the node's"`
+	Persist    Persist           `json:"persist,omitempty" doc:"State that a sleep keeps. memory: memory and disk, which is the default; disk: the disk, it stops; none: nothing, each stop ends its disk" example:"disk"`
 	TTL        *Duration         `json:"ttl,omitempty" doc:"Time after which the sandbox is destroyed with its files, even if it is in use; 0s: never, which is the default" example:"24h"`
 	Snapshot   string            `json:"snapshot,omitempty" maxLength:"63" doc:"Id or name of a snapshot, whose disk the sandbox begins with, and whose size, environment, times and declared processes it gets where the request has none; excludes image" example:"before-upgrade"`
 	Warm       []Language        `json:"warm,omitempty" nullable:"false" maxItems:"3" doc:"Languages for which an interpreter starts with the sandbox, so that the first code of a context does not wait for it; each takes memory"`
@@ -138,6 +153,7 @@ type UpdateSandboxRequest struct {
 	Labels     *map[string]string `json:"labels,omitempty" doc:"Replaces all labels"`
 	SleepAfter *Duration          `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never"`
 	StopAfter  *Duration          `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never"`
+	Persist    *Persist           `json:"persist,omitempty" doc:"State that a sleep keeps, from the next one on: memory (and disk), disk, or none" example:"disk"`
 	TTL        *Duration          `json:"ttl,omitempty" doc:"Time from now after which the sandbox is destroyed; 0s: never"`
 }
 

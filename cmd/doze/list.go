@@ -91,6 +91,9 @@ func (a *app) printSandbox(sb types.Sandbox) error {
 	t.row("last active", moment(sb.LastActiveAt))
 	t.row("sleeps after", span(time.Duration(sb.SleepAfter)))
 	t.row("stops after", span(time.Duration(sb.StopAfter)))
+	if sb.Persist != types.PersistMemory {
+		t.row("persists", string(sb.Persist))
+	}
 	if !sb.ExpiresAt.IsZero() {
 		t.row("expires", sb.ExpiresAt.Local().Format(time.DateTime)+" (ttl "+span(time.Duration(sb.TTL))+")")
 	}

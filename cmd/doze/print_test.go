@@ -27,10 +27,10 @@ func TestTables(t *testing.T) {
 	lost := types.Process{ID: "p-aaaaaa11", PID: 11, Name: "old", Command: "sleep 9", Restart: "always", State: "lost", StartedAt: before(5 * time.Second)}
 	shop := types.Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic", State: "asleep",
 		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: &types.Condition{Code: "wake_failed", Message: "it cannot be woken", Since: before(time.Minute)}, Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
-		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), TTL: types.Duration(96 * time.Hour), ExpiresAt: at.Add(24 * time.Hour),
+		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), Persist: types.PersistDisk, TTL: types.Duration(96 * time.Hour), ExpiresAt: at.Add(24 * time.Hour),
 		Usage: &types.Usage{CPUSeconds: 75.5, MemoryBytes: 150 << 20}, LastActiveAt: before(3 * time.Minute),
 		Ports: []types.Port{port, open}, Processes: []types.Process{web, done}}
-	bare := types.Sandbox{ID: "aaaaaaaaaaaa", Name: "a-longer-name", Image: "node", Size: "lite", State: "running", StateSince: before(10 * time.Second), CreatedAt: before(10 * time.Second)}
+	bare := types.Sandbox{ID: "aaaaaaaaaaaa", Name: "a-longer-name", Image: "node", Size: "lite", State: "running", Persist: types.PersistMemory, StateSince: before(10 * time.Second), CreatedAt: before(10 * time.Second)}
 	snap := snapshot{Sandboxes: []types.Sandbox{bare, shop}, Node: types.Node{ID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
 		Engine: types.EngineStatus{OK: true}, Sandboxes: map[types.State]int{"asleep": 1, "running": 1}, Leases: 2}}
 	events := []types.Event{

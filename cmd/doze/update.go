@@ -13,7 +13,7 @@ import (
 
 func (a *app) updateCommand() *cobra.Command {
 	var req types.UpdateSandboxRequest
-	var name string
+	var name, persist string
 	var labels, set, unset []string
 	cmd := &cobra.Command{
 		Use:   "update SANDBOX",
@@ -30,6 +30,9 @@ processes that start later have the new one.`,
 	cmd.RunE = a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 		if cmd.Flags().Changed("name") {
 			req.Name = &name
+		}
+		if cmd.Flags().Changed("persist") {
+			req.Persist = (*types.Persist)(&persist)
 		}
 		if cmd.Flags().Changed("label") {
 			set, err := pairs("label", labels)
@@ -54,6 +57,7 @@ processes that start later have the new one.`,
 	f.StringArrayVar(&unset, "unset", nil, "environment variable to remove; may be repeated")
 	f.Var(optionalDuration{&req.SleepAfter}, "sleep-after", "time without use after which it falls asleep; 0s for never")
 	f.Var(optionalDuration{&req.StopAfter}, "stop-after", "time asleep after which it is stopped; 0s for never")
+	persistFlag(cmd, &persist, "state that a sleep keeps, from the next one on: memory, disk or none")
 	f.Var(optionalDuration{&req.TTL}, "ttl", "time from now after which it is destroyed with its files; 0s for never")
 	return cmd
 }

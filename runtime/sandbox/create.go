@@ -24,7 +24,8 @@ type CreateRequest struct {
 	// SleepAfter and StopAfter: nil means the node's default, 0 never.
 	SleepAfter, StopAfter *Duration
 	// TTL is how long the sandbox lives before it is destroyed; nil or 0: no limit.
-	TTL *Duration
+	TTL     *Duration
+	Persist Persist // empty: memory
 	// Snapshot, a name or an id, is the disk that the sandbox begins with, in place of an
 	// image, and the source of settings that the request does not have.
 	Snapshot string
@@ -94,6 +95,7 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 		Warm:         slices.Clone(req.Warm),
 		SleepAfter:   Duration(cfg.SleepAfter),
 		StopAfter:    Duration(cfg.StopAfter),
+		Persist:      cmp.Or(req.Persist, PersistMemory),
 		CreatedAt:    now,
 		LastActiveAt: now,
 		StateSince:   now,
@@ -143,6 +145,7 @@ func (m *Manager) base(req *CreateRequest) (Snapshot, error) {
 	}
 	maps.Copy(env, req.Env)
 	req.Env = env
+	req.Persist = cmp.Or(req.Persist, origin.Persist)
 	req.SleepAfter, req.StopAfter = cmp.Or(req.SleepAfter, &origin.SleepAfter), cmp.Or(req.StopAfter, &origin.StopAfter)
 	if req.Warm == nil {
 		req.Warm = origin.Warm
@@ -158,6 +161,7 @@ func (sb *Sandbox) validate() error {
 		validateLabels(sb.Labels),
 		validateIdle("sleep_after", sb.SleepAfter),
 		validateIdle("stop_after", sb.StopAfter),
+		validatePersist(sb.Persist),
 		validateTTL(sb.TTL),
 		validateWarm(sb.Warm),
 	)

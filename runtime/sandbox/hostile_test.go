@@ -204,8 +204,8 @@ func TestHoldsOfTheGuestAndTheAPIAreEqual(t *testing.T) {
 			// For a moment, the guest may take the dead node's connection for a node that listens.
 			testkit.Eventually(t, "the hold ends", func() bool {
 				hold(t, n, sb.ID, 0)
-				got, err := n.Manager.ByID(sb.ID)
-				return err == nil && got.HoldUntil.IsZero()
+				got, known := n.Manager.ByID(sb.ID)
+				return known && got.HoldUntil.IsZero()
 			})
 			if ev := nextEvent(t, events, sandbox.EventHeld); !ev.Until.IsZero() {
 				t.Errorf("held until %v after the hold was ended", ev.Until)

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"unicode/utf8"
@@ -153,6 +154,7 @@ func writtenRune(r rune) int {
 // upgrade converts a record of an earlier version: it adds ids of processes, and renames
 // modes.
 func (sb *Sandbox) upgrade() {
+	sb.Persist = cmp.Or(sb.Persist, PersistMemory)
 	for i := range sb.Ports {
 		sb.Ports[i].upgrade()
 	}

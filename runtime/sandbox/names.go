@@ -135,5 +135,13 @@ func validateIdle(field string, d Duration) error {
 	return nil
 }
 
+func validatePersist(p Persist) error {
+	switch p {
+	case PersistMemory, PersistDisk, PersistNone:
+		return nil
+	}
+	return &InvalidError{Field: "persist", Reason: fmt.Sprintf("%q is unknown", clip(string(p))), Want: fmt.Sprintf("use %s, %s or %s", PersistMemory, PersistDisk, PersistNone)}
+}
+
 // IsID reports whether a text has the form of a sandbox's id.
 func IsID(text string) bool { return idPattern.MatchString(text) }

@@ -48,8 +48,8 @@ func furnish(t *testing.T, n *sandboxtest.Node) sandbox.Sandbox {
 			t.Fatal(err)
 		}
 	}
-	name, longer, labels := "shop", sandbox.Duration(2*time.Hour), map[string]string{"team": "y"}
-	changed, err := m.Update(t.Context(), made.ID, sandbox.Patch{Name: &name, TTL: &longer, Labels: &labels, SleepAfter: &longer, StopAfter: &longer})
+	name, longer, persist, labels := "shop", sandbox.Duration(2*time.Hour), sandbox.PersistDisk, map[string]string{"team": "y"}
+	changed, err := m.Update(t.Context(), made.ID, sandbox.Patch{Name: &name, TTL: &longer, Labels: &labels, SleepAfter: &longer, StopAfter: &longer, Persist: &persist})
 	if err != nil {
 		t.Fatal(err)
 	}

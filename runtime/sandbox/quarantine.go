@@ -275,6 +275,7 @@ func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
 	}
 	sb.ID, sb.Owner, sb.Name = q.id, owner, cmp.Or(name, sb.Name)
 	sb.Image, sb.ImageRef = cmp.Or(sb.Image, q.imageRef), cmp.Or(sb.ImageRef, q.imageRef)
+	sb.Persist = cmp.Or(sb.Persist, PersistMemory)
 	sb.Processes = declaredProcesses(sb.Declared)
 	sb.State, sb.StateReason, sb.StateSince, sb.LastActiveAt = StateStopped, ReasonAdopted, now, now
 	sb.StartedAt = now // some time before: its container exists

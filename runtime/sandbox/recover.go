@@ -192,6 +192,7 @@ func (b *liveSandbox) foundStopped(exists bool) {
 	b.change(func(sb *Sandbox) {
 		sb.Processes, sb.Terminals = lost(sb.Processes), lostTerminals(sb.Terminals, reason)
 		sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason), nil
+		sb.loseDisk()
 	})
 	b.setState(StateStopped, reason)
 	b.emit(Event{Type: EventStopped, Reason: reason})

@@ -24,21 +24,28 @@ const (
 	modeShutdown              // although leases are held; holds stay
 )
 
-// Sleep puts the sandbox to sleep and returns it. It does nothing to a sandbox that is
-// asleep or stopped, and ends a hold. While a lease is held it returns ErrBusy.
+// Sleep puts the sandbox to sleep and returns it. A sandbox whose memory does not persist
+// is stopped. It does nothing to a sandbox that is asleep or stopped, and ends a
+// hold. While a lease is held it returns ErrBusy.
 func (m *Manager) Sleep(ctx context.Context, id ID) (Sandbox, error) {
 	return m.sleep(ctx, id, modeRequested, ReasonRequested)
 }
 
 // ForceSleep is Sleep although leases are held: requests and commands that are
 // under way pause, and continue with the next wake. Transfers of files and the input of
-// commands fail when they have paused for a minute.
+// commands fail when they have paused for a minute. In a sandbox that is stopped they end.
 func (m *Manager) ForceSleep(ctx context.Context, id ID) (Sandbox, error) {
 	return m.sleep(ctx, id, modeForced, ReasonForced)
 }
 
 func (m *Manager) sleep(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
-	return m.on(id, func(b *liveSandbox) error { return b.sleep(ctx, how, reason) })
+	return m.on(id, func(b *liveSandbox) error {
+		if b.view.Load().Persist == PersistMemory {
+			return b.sleep(ctx, how, reason)
+		}
+		// The end of the caller's context does not interrupt a stop halfway.
+		return m.do(ctx, func(ctx context.Context) error { return b.sleep(ctx, how, ReasonSlept) })
+	})
 }
 
 const (
@@ -61,7 +68,8 @@ func (b *liveSandbox) trim(ctx context.Context) {
 }
 
 // sleep is the only transition to StateAsleep, for the idle rule, the API and the node's
-// shutdown. It checks that no lease is held and closes the sandbox in one atomic step;
+// shutdown, and stops a sandbox whose memory does not persist. The node's shutdown
+// freezes that too, because the next start resumes it. It checks that no lease is held and closes the sandbox in one atomic step;
 // requests that arrive afterwards wait for the transition lock and wake it again.
 func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) error {
 	if err := b.lockUsable(ctx); err != nil {
@@ -76,6 +84,15 @@ func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) e
 	}
 	if how == modeIdle && b.idleIn() > 0 {
 		return errNotIdle
+	}
+	if how != modeShutdown && b.view.Load().Persist != PersistMemory {
+		if err := b.stopLocked(ctx, how, reason, b.m.config().StopGrace); err != nil {
+			return err
+		}
+		if how != modeIdle {
+			b.endHold()
+		}
+		return nil
 	}
 	if err := b.close(how); err != nil {
 		return err
@@ -217,8 +234,16 @@ func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReas
 	if err := b.save(ctx); err != nil && !errors.Is(err, ErrStoreFull) {
 		return err
 	}
+	if b.view.Load().Persist == PersistNone {
+		if err := b.rebase(ctx); err != nil { // the next start tries again
+			b.m.log.Warn("failed to discard the disk of a stopped sandbox", "sandbox", b.id, "error", err)
+		}
+	}
 	return nil
 }
+
+// loseDisk marks the disk of a sandbox that has stopped as one to be discarded, unless it stays.
+func (sb *Sandbox) loseDisk() { sb.Rebase = sb.Rebase || sb.Persist == PersistNone }
 
 // refreeze reverts a thaw after a failure, also when ctx has ended. A sandbox that does not
 // freeze becomes running. Needs the transition lock.
@@ -248,6 +273,7 @@ func (b *liveSandbox) ended(reason StateReason, failure string) {
 	b.change(func(sb *Sandbox) {
 		sb.Processes, sb.Terminals = lost(sb.Processes), lostTerminals(sb.Terminals, reason)
 		sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason), nil
+		sb.loseDisk()
 	})
 	b.setState(StateStopped, reason)
 	b.arm() // it may expire

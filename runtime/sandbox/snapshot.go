@@ -315,8 +315,8 @@ func (b *liveSandbox) based(id SnapshotID) {
 	b.change(func(sb *Sandbox) { sb.Snapshot, sb.Rebase = id, true })
 }
 
-// rebase replaces the container of a sandbox whose disk begins as another snapshot now. Needs
-// the transition lock of a sandbox that is stopped.
+// rebase replaces the container of a sandbox whose disk begins again, as its image or a snapshot.
+// Needs the transition lock of a sandbox that is stopped.
 func (b *liveSandbox) rebase(ctx context.Context) error {
 	sb := b.sandbox()
 	if !sb.Rebase {
@@ -339,7 +339,7 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 	spec := b.m.containerSpec(sb, parent)
 	spec.New = true // the old one has no files any more
 	if err := b.m.deps.Engine.Create(ctx, spec); err != nil {
-		return fmt.Errorf("create its container from snapshot %s: %w", sb.Snapshot, fullDisk(err))
+		return fmt.Errorf("create its container from %s: %w", sb.diskRef(), fullDisk(err))
 	}
 	// Before anything is written to the new disk: another rebase would discard that.
 	return b.changeSaved(ctx, func(sb *Sandbox) { sb.Rebase = false }, func(sb *Sandbox) { sb.Rebase = true })

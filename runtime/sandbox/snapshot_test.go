@@ -62,7 +62,7 @@ func TestSandboxOfASnapshotHasItsSettings(t *testing.T) {
 	changed := furnish(t, n)
 	s := snapshotOf(t, n, changed.ID, "")
 	got := createFrom(t, n, "copy", string(s.ID))
-	if got.Image != changed.Image || got.Size != changed.Size || got.SleepAfter != changed.SleepAfter || got.StopAfter != changed.StopAfter || got.Env["A"] != "b" {
+	if got.Image != changed.Image || got.Size != changed.Size || got.SleepAfter != changed.SleepAfter || got.StopAfter != changed.StopAfter || got.Persist != changed.Persist || got.Env["A"] != "b" {
 		t.Errorf("settings of %+v, want as in %+v", got, changed)
 	}
 	testkit.Diff(t, "declared processes", got.Declared, changed.Declared)

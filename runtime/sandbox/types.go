@@ -46,6 +46,7 @@ const (
 	ReasonCreateFailed      StateReason = "create_failed"      // its creation was not acknowledged
 	ReasonAdopted           StateReason = "adopted"            // from quarantine
 	ReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
+	ReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
 )
 
 // Condition is a fault of a sandbox.
@@ -111,6 +112,7 @@ type Sandbox struct {
 	Labels     map[string]string  `json:"labels,omitempty"`
 	SleepAfter Duration           `json:"sleep_after"` // 0: never by itself
 	StopAfter  Duration           `json:"stop_after"`  // 0: never by itself
+	Persist    Persist            `json:"persist,omitempty"`
 	// TTL is how long the sandbox lives from its creation or from the last change
 	// of TTL; 0: no limit. ExpiresAt is when that ends, zero without a limit.
 	TTL       Duration  `json:"ttl,omitzero"`
@@ -150,8 +152,8 @@ type Sandbox struct {
 	Snapshot SnapshotID `json:"snapshot,omitempty"`
 	// CreatedFrom is the snapshot that its creation named; empty: none.
 	CreatedFrom SnapshotID `json:"created_from,omitempty"`
-	// Rebase: Snapshot has changed since its container was created, whose disk is to be
-	// discarded.
+	// Rebase: the disk of its container is to be discarded, because Snapshot has changed since
+	// it was created or because a stop ends it (PersistNone).
 	Rebase bool `json:"rebase,omitempty"`
 }
 
@@ -159,6 +161,17 @@ type Sandbox struct {
 func (sb *Sandbox) StoppedOnPurpose() bool {
 	return sb.State == StateStopped && (sb.StateReason == ReasonRequested || sb.StateReason == ReasonForced)
 }
+
+// Persist is the state of a sandbox that a sleep keeps.
+type Persist string
+
+const (
+	PersistMemory Persist = "memory" // memory and disk: it is frozen; the default
+	PersistDisk   Persist = "disk"   // the disk: it stops
+	// PersistNone: nothing. It stops, and so does each other stop end its disk, which begins
+	// as its image or snapshot again.
+	PersistNone Persist = "none"
+)
 
 // Access to a preview.
 type Access string

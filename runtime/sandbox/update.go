@@ -15,6 +15,8 @@ type Patch struct {
 	SleepAfter, StopAfter *Duration
 	// TTL counts from the moment of the change; 0 removes the limit.
 	TTL *Duration
+	// Persist counts from the next sleep, or with PersistNone from the next stop.
+	Persist *Persist
 }
 
 // Update changes a sandbox and returns it. It wakes nothing. Errors:
@@ -44,7 +46,7 @@ func (b *liveSandbox) update(ctx context.Context, p Patch) error {
 		func(sb *Sandbox) {
 			sb.Name, sb.Labels = before.Name, before.Labels
 			sb.SleepAfter, sb.StopAfter = before.SleepAfter, before.StopAfter
-			sb.TTL, sb.ExpiresAt = before.TTL, before.ExpiresAt
+			sb.TTL, sb.ExpiresAt, sb.Persist = before.TTL, before.ExpiresAt, before.Persist
 		})
 	if err != nil {
 		b.m.unname(b, before, after.Name)
@@ -71,6 +73,9 @@ func (p Patch) apply(sb *Sandbox, now time.Time) {
 	}
 	if p.TTL != nil {
 		sb.setTTL(*p.TTL, now)
+	}
+	if p.Persist != nil {
+		sb.Persist = *p.Persist
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,40 @@ func TestIdleSandboxFallsAsleepAndStops(t *testing.T) {
 	b.awaitState(types.StateStopped)
 	if stopped := b.awaitEvents("stopped", 1); len(stopped) != 1 || stopped[0].Reason != "stop_after" {
 		t.Errorf("it stopped: %+v", stopped)
+	}
+}
+
+// A sandbox whose memory does not persist stops, and one whose disk does not has the files of its
+// image again. In both cases a visitor wakes it.
+func TestSleepKeepsWhatPersists(t *testing.T) {
+	n := commonNode(t)
+	for persist, want := range map[types.Persist]string{types.PersistDisk: "kept\n", types.PersistNone: "gone\n"} {
+		t.Run(string(persist), func(t *testing.T) {
+			t.Parallel()
+			b := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Persist = persist })
+			b.serveBy(types.ExposePortRequest{}, types.StartProcessRequest{
+				Command: types.Command{Argv: []string{"python3", "-m", "http.server", strconv.Itoa(webPort), "--directory", "/usr/share"}},
+			})
+			b.exec("echo kept >/root/file")
+			b.patch(`{"sleep_after":"1s"}`)
+			b.awaitState(types.StateStopped)
+			if slept := b.awaitEvents("stopped", 1); len(slept) != 1 || slept[0].Reason != "idle" {
+				t.Errorf("it stopped: %+v", slept)
+			}
+			b.patch(`{"sleep_after":"0s"}`)
+			b.get(n.browser(t, "h1"), "/", http.StatusOK)
+			if got := b.exec("cat /root/file || echo gone"); got != want {
+				t.Errorf("the file is %q, want %q", got, want)
+			}
+			if sb := b.show(); sb.Condition != nil {
+				t.Errorf("condition %+v", sb.Condition)
+			}
+			b.sleep()
+			if sb := b.show(); sb.State != types.StateStopped || sb.StateReason != types.StateReasonSlept {
+				t.Errorf("after a sleep it is %s (%s)", sb.State, sb.StateReason)
+			}
+			b.get(n.browser(t, "h1"), "/", http.StatusOK)
+		})
 	}
 }
 

@@ -15,16 +15,19 @@ import (
 )
 
 // The kernel reports no event when a socket begins to listen, so its list of listening
-// sockets is polled, which takes 40 µs. The pauses are short while a request waits for a port, and
-// double from firstPause to maxPause after a command was started or a process has ended. So
-// a port is found after at most twice the time that its server took to start.
+// sockets is polled, which takes 40 µs, or some milliseconds of CPU time with the wake of an idle
+// program. The pauses are short while a request waits for a port. Otherwise they are as long as
+// the time since a command was started or a process has ended, from firstPause to steadyPause,
+// and later one part in laterShare of it, up to maxPause: hundreds of sandboxes may run idle.
 const (
 	waitingPause = 2 * time.Millisecond
 	// patientPause replaces waitingPause patientAfter the last wait began.
 	patientPause = 4 * time.Millisecond
 	patientAfter = 10 * time.Second
 	firstPause   = 5 * time.Millisecond
-	maxPause     = time.Second
+	steadyPause  = time.Second
+	laterShare   = 16
+	maxPause     = 15 * time.Second
 	// tablePause replaces shorter pauses on kernels without sock_diag, where a poll takes
 	// up to some milliseconds.
 	tablePause = 25 * time.Millisecond
@@ -103,14 +106,14 @@ func (ps *ports) run(ctx context.Context) {
 		due = time.Now().Add(in)
 		timer.Reset(in)
 	}
-	pause, kicked := firstPause, time.Now()
+	kicked := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ps.kicked:
-			pause, kicked = firstPause, time.Now()
-			if next := ps.pause(pause, kicked); due.IsZero() || time.Until(due) > next {
+			kicked = time.Now()
+			if next := ps.pause(0); due.IsZero() || time.Until(due) > next {
 				arm(next)
 			}
 			continue
@@ -124,8 +127,7 @@ func (ps *ports) run(ctx context.Context) {
 		default:
 			ps.poll()
 			ps.report()
-			arm(ps.pause(pause, kicked))
-			pause = min(2*pause, maxPause)
+			arm(ps.pause(time.Since(kicked)))
 		}
 	}
 }
@@ -137,8 +139,16 @@ func (ps *ports) active() bool {
 	return ps.server.cfg.ReportPorts || ps.waits > 0
 }
 
-// pause returns the time until the next poll. Without a request that waits it is idle.
-func (ps *ports) pause(idle time.Duration, kicked time.Time) time.Duration {
+// idlePause returns the time until the next poll without a request that waits, by the time since
+// a command was started or a process has ended.
+func idlePause(since time.Duration) time.Duration {
+	return min(max(min(max(since, firstPause), steadyPause), since/laterShare), maxPause)
+}
+
+// pause returns the time until the next poll, by the time since a command was started or a
+// process has ended.
+func (ps *ports) pause(since time.Duration) time.Duration {
+	idle := idlePause(since)
 	ps.polling.Lock()
 	least := time.Duration(0)
 	if ps.noDiag {
@@ -151,7 +161,7 @@ func (ps *ports) pause(idle time.Duration, kicked time.Time) time.Duration {
 		idle = min(idle, reportPause)
 	}
 	switch {
-	case ps.waits > 0 && time.Since(kicked) < patientAfter:
+	case ps.waits > 0 && since < patientAfter:
 		idle = min(idle, waitingPause)
 	case ps.waits > 0:
 		idle = min(idle, patientPause)

@@ -38,9 +38,15 @@ func (q *requests) watch(next http.Handler) http.Handler {
 		if !q.begin() {
 			panic(http.ErrAbortHandler) // shutdown does not wait for it
 		}
-		defer q.endRequest(r.URL.Path != guest.RouteTrim)
+		defer q.endRequest(usesMemory(r.URL.Path))
 		next.ServeHTTP(w, r)
 	})
+}
+
+// usesMemory reports whether requests of a route leave memory to trim. A node that starts sends
+// two others to each guest; hundreds of them would otherwise collect garbage at the same time.
+func usesMemory(route string) bool {
+	return route != guest.RouteTrim && route != guest.RouteHello && route != guest.RouteEvents
 }
 
 // begin reports whether a request may begin. One that was read from a connection just
@@ -58,10 +64,12 @@ func (q *requests) begin() bool {
 // when the timer fires, such as the event stream, which lasts as long as the sandbox.
 func (q *requests) endRequest(usedMemory bool) {
 	if usedMemory && !q.closed.Load() {
-		q.timer.Reset(trimAfter)
+		q.trimSoon()
 	}
 	q.active.Release(1)
 }
+
+func (q *requests) trimSoon() { q.timer.Reset(trimAfter) }
 
 // trimNow returns memory immediately. It stops the timer, which would fire as soon as the
 // sandbox is thawed.

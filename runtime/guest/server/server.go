@@ -183,6 +183,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	serving.Go(func() { failed <- s.holds.Serve(s.holdSocket) }) // ended by s.holds.Close
 	polling, endPolling := context.WithCancel(context.Background())
 	serving.Go(func() { s.ports.run(polling) }) // ended by endPolling
+	s.requests.trimSoon()                       // the memory that the start needed
 	var err error
 	select {
 	case <-ctx.Done():
