@@ -106,7 +106,7 @@ func TestIdleSandboxFallsAsleepAndStops(t *testing.T) {
 // image again. In both cases a visitor wakes it.
 func TestSleepKeepsWhatPersists(t *testing.T) {
 	n := commonNode(t)
-	for persist, want := range map[types.Persist]string{types.PersistDisk: "kept\n", types.PersistNone: "gone\n"} {
+	for persist, want := range map[types.Persist]string{types.PersistDisk: "kept", types.PersistNone: "gone"} {
 		t.Run(string(persist), func(t *testing.T) {
 			t.Parallel()
 			b := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Persist = persist })
