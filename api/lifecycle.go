@@ -13,14 +13,14 @@ import (
 // pauseInput names a sandbox to put to sleep or to stop.
 type pauseInput struct {
 	SandboxPath
-	Force bool `query:"force" doc:"Also while requests, commands or transfers are in progress: sleep pauses them until the next wake, stop ends them"`
+	Force bool `query:"force" doc:"Also while requests, commands or transfers are in progress: sleep pauses them until the next wake, or ends them if persist is not memory; stop ends them"`
 }
 
 func (a *API) registerLifecycle() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/sleep", id: "sleep-sandbox", tag: "lifecycle",
-		summary: "Put a sandbox to sleep", description: "Responds when the sandbox sleeps. Its memory is retained. Ends a hold.",
-		codes: []problem.Code{problem.SandboxBusy, problem.SleepFailed, problem.SandboxDestroyed, problem.NodeDiskFull, problem.SandboxTimeout},
+		summary: "Put a sandbox to sleep", description: "Responds when the sandbox sleeps. Its memory is retained; if persist is not memory, it is stopped instead. Ends a hold.",
+		codes: []problem.Code{problem.SandboxBusy, problem.SleepFailed, problem.SandboxDestroyed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
 	}, withSandbox(a, a.pause(a.cfg.Sandboxes.Sleep, a.cfg.Sandboxes.ForceSleep)))
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "lifecycle",
