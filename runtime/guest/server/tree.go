@@ -23,6 +23,7 @@ const (
 	stopRounds = 32
 	// hangUpGrace is more than a shell that runs no command takes to end.
 	hangUpGrace = 500 * time.Millisecond
+	hangUpPause = 100 * time.Millisecond
 	// pollPause is the pause between two lists of processes that are ending.
 	pollPause = 2 * time.Millisecond
 	// maxEnviron bounds what is read of a process's environment.
@@ -112,9 +113,10 @@ func (t *tree) stop(grace time.Duration) {
 
 // stopShell is stop for a tree whose root may be a shell, which ignores SIGTERM.
 func (t *tree) stopShell(grace time.Duration) {
-	if grace > 0 {
+	// A shell that is about to wait for input notes the signal, and ends with the next one.
+	for left := min(grace, hangUpGrace); left > 0 && t.root.running(); left -= hangUpPause {
 		t.hangUp()
-		t.pause(min(grace, hangUpGrace))
+		t.pause(min(left, hangUpPause))
 	}
 	t.stop(grace)
 }
