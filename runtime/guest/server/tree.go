@@ -23,7 +23,6 @@ const (
 	stopRounds = 32
 	// hangUpGrace is more than a shell that runs no command takes to end.
 	hangUpGrace = 500 * time.Millisecond
-	hangUpPause = 100 * time.Millisecond
 	// pollPause is the pause between two lists of processes that are ending.
 	pollPause = 2 * time.Millisecond
 	// maxEnviron bounds what is read of a process's environment.
@@ -113,10 +112,9 @@ func (t *tree) stop(grace time.Duration) {
 
 // stopShell is stop for a tree whose root may be a shell, which ignores SIGTERM.
 func (t *tree) stopShell(grace time.Duration) {
-	// A shell that is about to wait for input notes the signal, and ends with the next one.
-	for left := min(grace, hangUpGrace); left > 0 && t.root.running(); left -= hangUpPause {
+	if grace > 0 {
 		t.hangUp()
-		t.pause(min(left, hangUpPause))
+		t.pause(min(grace, hangUpGrace))
 	}
 	t.stop(grace)
 }
