@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -151,4 +153,42 @@ func TestWaitOfANodeThatIsRestarted(t *testing.T) {
 	if opened := b.events("port_opened"); len(opened) != 1 {
 		t.Errorf("opened: %+v", opened)
 	}
+}
+
+// switches counts how often the threads of a process have gone to sleep.
+func switches(t *testing.T, pid int) (total int) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("process %d has no threads: %v", pid, err)
+	}
+	for _, task := range tasks {
+		status, err := os.ReadFile(task)
+		if err != nil {
+			continue // the thread has ended
+		}
+		var n int
+		_, value, _ := strings.Cut(string(status), "\nvoluntary_ctxt_switches:")
+		if _, err := fmt.Sscan(value, &n); err != nil {
+			t.Fatalf("%s: %v", task, err)
+		}
+		total += n
+	}
+	return total
+}
+
+func TestGuestWithoutProcessesRests(t *testing.T) {
+	b := commonNode(t).newBox(t)
+	pid := b.hostPID()
+	const window, most = 5 * time.Second, 5 // a poll a second, of several switches, would be more than 20
+	testkit.Eventually(t, "the guest rests", func() bool {
+		before := switches(t, pid)
+		time.Sleep(window)
+		return switches(t, pid)-before <= most
+	})
+	// A daemon, whose parent has ended.
+	b.exec(`setsid sh -c 'sleep 3; exec python3 -m http.server 3000' >/dev/null 2>&1 &`)
+	testkit.Eventually(t, "the port of a daemon is known", func() bool { return len(b.ports()) == 1 })
+	b.exec("pkill -f '[h]ttp.server'")
+	testkit.Eventually(t, "and is not after its end", func() bool { return len(b.ports()) == 0 })
 }

@@ -15,19 +15,17 @@ import (
 )
 
 // The kernel reports no event when a socket begins to listen, so its list of listening
-// sockets is polled, which takes 40 µs, or some milliseconds of CPU time with the wake of an idle
-// program. The pauses are short while a request waits for a port. Otherwise they are as long as
-// the time since a command was started or a process has ended, from firstPause to steadyPause,
-// and later one part in laterShare of it, up to maxPause: hundreds of sandboxes may run idle.
+// sockets is polled, which takes 40 µs. The pauses are short while a request waits for a port, and
+// double from firstPause to maxPause after a command was started or a process has ended. So
+// a port is found after at most twice the time that its server took to start. Without a process
+// in the sandbox there are no polls: hundreds of sandboxes may run idle.
 const (
 	waitingPause = 2 * time.Millisecond
 	// patientPause replaces waitingPause patientAfter the last wait began.
 	patientPause = 4 * time.Millisecond
 	patientAfter = 10 * time.Second
 	firstPause   = 5 * time.Millisecond
-	steadyPause  = time.Second
-	laterShare   = 16
-	maxPause     = 15 * time.Second
+	maxPause     = time.Second
 	// tablePause replaces shorter pauses on kernels without sock_diag, where a poll takes
 	// up to some milliseconds.
 	tablePause = 25 * time.Millisecond
@@ -106,14 +104,14 @@ func (ps *ports) run(ctx context.Context) {
 		due = time.Now().Add(in)
 		timer.Reset(in)
 	}
-	kicked := time.Now()
+	pause, kicked := firstPause, time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ps.kicked:
-			kicked = time.Now()
-			if next := ps.pause(0); due.IsZero() || time.Until(due) > next {
+			pause, kicked = firstPause, time.Now()
+			if next := ps.pause(pause, kicked); due.IsZero() || time.Until(due) > next {
 				arm(next)
 			}
 			continue
@@ -125,9 +123,15 @@ func (ps *ports) run(ctx context.Context) {
 		case !ps.active():
 			due = time.Time{}
 		default:
+			alone := ps.server.reaper.alone() // before the poll, which has to see the end of the last process
 			ps.poll()
 			ps.report()
-			arm(ps.pause(time.Since(kicked)))
+			if alone && ps.idle() {
+				due = time.Time{}
+				continue
+			}
+			arm(ps.pause(pause, kicked))
+			pause = min(2*pause, maxPause)
 		}
 	}
 }
@@ -139,16 +143,15 @@ func (ps *ports) active() bool {
 	return ps.server.cfg.ReportPorts || ps.waits > 0
 }
 
-// idlePause returns the time until the next poll without a request that waits, by the time since
-// a command was started or a process has ended.
-func idlePause(since time.Duration) time.Duration {
-	return min(max(min(max(since, firstPause), steadyPause), since/laterShare), maxPause)
+// idle reports whether no request waits for a port and no change is to be reported.
+func (ps *ports) idle() bool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return ps.waits == 0 && !ps.unsent
 }
 
-// pause returns the time until the next poll, by the time since a command was started or a
-// process has ended.
-func (ps *ports) pause(since time.Duration) time.Duration {
-	idle := idlePause(since)
+// pause returns the time until the next poll. Without a request that waits it is idle.
+func (ps *ports) pause(idle time.Duration, kicked time.Time) time.Duration {
 	ps.polling.Lock()
 	least := time.Duration(0)
 	if ps.noDiag {
@@ -161,7 +164,7 @@ func (ps *ports) pause(since time.Duration) time.Duration {
 		idle = min(idle, reportPause)
 	}
 	switch {
-	case ps.waits > 0 && since < patientAfter:
+	case ps.waits > 0 && time.Since(kicked) < patientAfter:
 		idle = min(idle, waitingPause)
 	case ps.waits > 0:
 		idle = min(idle, patientPause)

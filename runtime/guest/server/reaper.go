@@ -74,6 +74,12 @@ func (r *reaper) run() {
 	}
 }
 
+// alone reports whether the sandbox has no process but init: all others descend from children of
+// init, which is also the parent of orphans. Without init it returns false.
+func (r *reaper) alone() bool {
+	return r.init && unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil) == unix.ECHILD
+}
+
 // start starts a program.
 func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (*child, error) {
 	begun := r.begin()
