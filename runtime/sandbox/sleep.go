@@ -40,11 +40,11 @@ func (m *Manager) ForceSleep(ctx context.Context, id ID) (Sandbox, error) {
 
 func (m *Manager) sleep(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
 	return m.on(id, func(b *liveSandbox) error {
+		sleep := func(ctx context.Context) error { return b.sleep(ctx, how, reason) }
 		if b.view.Load().Persist == PersistMemory {
-			return b.sleep(ctx, how, reason)
+			return sleep(ctx)
 		}
-		// The end of the caller's context does not interrupt a stop halfway.
-		return m.do(ctx, func(ctx context.Context) error { return b.sleep(ctx, how, ReasonSlept) })
+		return m.do(ctx, sleep) // the end of the caller's context does not interrupt a stop halfway
 	})
 }
 
@@ -68,9 +68,11 @@ func (b *liveSandbox) trim(ctx context.Context) {
 }
 
 // sleep is the only transition to StateAsleep, for the idle rule, the API and the node's
-// shutdown, and stops a sandbox whose memory does not persist. The node's shutdown
-// freezes that too, because the next start resumes it. It checks that no lease is held and closes the sandbox in one atomic step;
+// shutdown. It checks that no lease is held and closes the sandbox in one atomic step;
 // requests that arrive afterwards wait for the transition lock and wake it again.
+//
+// A sandbox whose memory does not persist is stopped instead, except by the node's shutdown:
+// the next start resumes it.
 func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) error {
 	if err := b.lockUsable(ctx); err != nil {
 		return err
@@ -86,13 +88,7 @@ func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) e
 		return errNotIdle
 	}
 	if how != modeShutdown && b.view.Load().Persist != PersistMemory {
-		if err := b.stopLocked(ctx, how, reason, b.m.config().StopGrace); err != nil {
-			return err
-		}
-		if how != modeIdle {
-			b.endHold()
-		}
-		return nil
+		return b.sleepStopped(ctx, how)
 	}
 	if err := b.close(how); err != nil {
 		return err
@@ -124,6 +120,23 @@ func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) e
 	}
 	b.emit(Event{Type: EventSlept, Reason: reason})
 	b.arm()
+	return nil
+}
+
+// sleepStopped is the sleep of a sandbox whose memory does not persist. Needs the transition lock
+// of a sandbox that runs.
+func (b *liveSandbox) sleepStopped(ctx context.Context, how mode) error {
+	reason := ReasonSlept
+	if how == modeIdle {
+		reason = ReasonIdle
+	}
+	if err := b.stopLocked(ctx, how, reason, b.m.config().StopGrace); err != nil {
+		return err
+	}
+	if how != modeIdle {
+		b.endHold()
+	}
+	b.discardDisk(ctx)
 	return nil
 }
 
@@ -187,7 +200,11 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 	if how == modeIdle && (b.state() != StateAsleep || b.stopIn() > 0) {
 		return errNotIdle
 	}
-	return b.stopLocked(ctx, how, reason, b.m.config().StopGrace)
+	if err := b.stopLocked(ctx, how, reason, b.m.config().StopGrace); err != nil {
+		return err
+	}
+	b.discardDisk(ctx)
+	return nil
 }
 
 // stopLocked is the only transition to StateStopped that is not forced by the end of the
@@ -234,16 +251,21 @@ func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReas
 	if err := b.save(ctx); err != nil && !errors.Is(err, ErrStoreFull) {
 		return err
 	}
-	if b.view.Load().Persist == PersistNone {
-		if err := b.rebase(ctx); err != nil { // the next start tries again
-			b.m.log.Warn("failed to discard the disk of a stopped sandbox", "sandbox", b.id, "error", err)
-		}
-	}
 	return nil
 }
 
-// loseDisk marks the disk of a sandbox that has stopped as one to be discarded, unless it stays.
+// loseDisk marks the disk of a sandbox that has stopped as one to be discarded, unless it persists.
 func (sb *Sandbox) loseDisk() { sb.Rebase = sb.Rebase || sb.Persist == PersistNone }
+
+// discardDisk discards the disk of a stopped sandbox if it is marked so, to free its space. If it
+// fails, the next start does it. Needs the transition lock.
+func (b *liveSandbox) discardDisk(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, stopSlack)
+	defer cancel()
+	if err := b.rebase(ctx); err != nil {
+		b.m.log.Warn("failed to discard the disk of a stopped sandbox", "sandbox", b.id, "error", err)
+	}
+}
 
 // refreeze reverts a thaw after a failure, also when ctx has ended. A sandbox that does not
 // freeze becomes running. Needs the transition lock.
