@@ -4,7 +4,9 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -102,6 +104,20 @@ func TestEveryDomainValueIsInTheAPI(t *testing.T) {
 			if value != "" && !slices.Contains(c.promised, value) {
 				t.Errorf("%s: the %s %q is not among the API's %q", c.folder, c.typeName, value, c.promised)
 			}
+		}
+	}
+}
+
+func TestEveryStateReasonIsDescribed(t *testing.T) {
+	page, err := os.ReadFile("../docs/reference/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, states, _ := strings.Cut(string(page), "\n## States\n")
+	states, _, _ = strings.Cut(states, "\n## ")
+	for _, reason := range enumerated[types.StateReason]() {
+		if !regexp.MustCompile("(?m)^\\|[^|]*`" + reason + "`[^|]*\\|").MatchString(states) {
+			t.Errorf("the section States does not describe %s", reason)
 		}
 	}
 }

@@ -309,3 +309,21 @@ func TestFailuresOfTheNodeAreNotTheGuests(t *testing.T) {
 	s.node.Freezer.Fail("freeze", nil)
 	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/a/sleep", nil)
 }
+
+func TestSleepStopsASandboxWhoseMemoryDoesNotPersist(t *testing.T) {
+	s := newServer(t, Limits{})
+	if sb := must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "job", "persist": "none"}); sb.Persist != types.PersistNone {
+		t.Errorf("it persists %q", sb.Persist)
+	}
+	s.refused(problem.RequestInvalid, "PATCH", "/sandbox/job", map[string]any{"persist": "ram"})
+	s.refused(problem.RequestInvalid, "POST", "/sandbox", map[string]any{"persist": "ram"})
+	if sb := must[types.Sandbox](s, http.StatusOK, "PATCH", "/sandbox/job", map[string]any{"persist": "disk"}); sb.Persist != types.PersistDisk {
+		t.Errorf("it persists %q", sb.Persist)
+	}
+	if sb := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/job/sleep", nil); sb.State != types.StateStopped || sb.StateReason != types.StateReasonSlept {
+		t.Errorf("it is %s (%s)", sb.State, sb.StateReason)
+	}
+	if sb := must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{}); sb.Persist != types.PersistMemory {
+		t.Errorf("by default it persists %q", sb.Persist)
+	}
+}

@@ -580,6 +580,19 @@ func TestUpdate(t *testing.T) {
 	r.refused("ttl", "update", "b", "--ttl", "1ms")
 }
 
+func TestPersistIsSet(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a", "--persist", "none")
+	r.ok("update", "a", "--persist", "disk")
+	if out := r.ok("show", "a"); !regexp.MustCompile(`(?m)^persists +disk$`).MatchString(out) {
+		t.Errorf("show printed %q", out)
+	}
+	if out := r.ok("sleep", "a"); out != "a  stopped\n" {
+		t.Errorf("sleep printed %q", out)
+	}
+	r.refused("persist", "update", "a", "--persist", "ram")
+}
+
 func TestTopOnce(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")

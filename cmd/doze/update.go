@@ -17,9 +17,9 @@ func (a *app) updateCommand() *cobra.Command {
 	var labels, set, unset []string
 	cmd := &cobra.Command{
 		Use:   "update SANDBOX",
-		Short: "Change the name, labels, times or environment of a sandbox",
-		Long: `Change the name, labels, times or environment of a sandbox. Other settings stay
-unchanged. This never wakes the sandbox.
+		Short: "Change the name, labels, times, persistence or environment of a sandbox",
+		Long: `Change the name, labels, times, persistence or environment of a sandbox. Other
+settings stay unchanged. This never wakes the sandbox.
 
 The environment is changed last, and not if another change is refused. Commands and
 processes that start later have the new one.`,
