@@ -91,6 +91,14 @@ func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map
 	_, errs["OpenTerminal"] = c.OpenTerminal(ctx, TerminalSpec{})
 	_, errs["CloseTerminal"] = c.CloseTerminal(ctx, "t", 0)
 	errs["AttachTerminal"] = watchTerminal(ctx, c)
+	_, errs["OpenSession"] = c.OpenSession(ctx, SessionSpec{})
+	_, errs["InterruptSession"] = c.InterruptSession(ctx, "s")
+	_, errs["CloseSession"] = c.CloseSession(ctx, "s", 0)
+	_, errs["WaitProcess"] = c.WaitProcess(ctx, "p-aaaaaaaa", Wait{Exit: true})
+	_, errs["Search"] = c.Search(ctx, "/x", SearchOptions{Name: "x", Limit: 1})
+	_, errs["SearchContent"] = c.Search(ctx, "/x", SearchOptions{Content: "x", Limit: 1})
+	_, errs["Trust"] = c.Trust(ctx, Trust{})
+	errs["Trim"] = c.Trim(ctx)
 	drain := func(r io.ReadCloser, err error) error {
 		if err != nil {
 			return err
@@ -195,6 +203,15 @@ func TestHostileResponsesAreErrors(t *testing.T) {
 		{name: "process with an unusable id", response: body(`{"id":"p-../../..","pid":1,"state":"running","restart":"never"}`), only: "SignalProcess"},
 		{name: "process in an unknown state", response: body(`{"id":"p-aaaaaaaa","pid":1,"state":"flying","restart":"never"}`), only: "StartProcess"},
 		{name: "process with an unknown restart", response: body(`[{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"x"}]`), only: "Processes"},
+		{name: "more processes than a guest has", response: body(`[` + strings.Repeat(`{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"never"},`, maxProcesses) +
+			`{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"never"}]`), only: "Processes"},
+		{name: "processes that are none", response: body(`{"id":"p-aaaaaaaa"}`), only: "Processes"},
+		{name: "session without an id", response: body(`{"pid":1,"state":"running"}`), only: "OpenSession"},
+		{name: "wait with an unknown outcome", response: body(`{"outcome":"x","process":{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"never"}}`), only: "WaitProcess"},
+		{name: "wait with a group of another line", response: body(`{"outcome":"met","line":"a","match":["b"],"process":{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"never"}}`), only: "WaitProcess"},
+		{name: "search without end", response: body(`{"file":{"name":"x"}}` + "\n"), only: "Search"},
+		{name: "more results than requested", response: body(strings.Repeat(`{"file":{"name":"x"}}`+"\n", 2) + `{"end":{}}` + "\n"), only: "Search"},
+		{name: "lines for a search of names", response: body(`{"match":{"path":"/x"}}` + "\n" + `{"end":{}}` + "\n"), only: "Search"},
 		{name: "unknown frame", response: chunked(frame(99, ""), true), only: "Exec"},
 		{name: "frame over the limit", response: chunked(string(huge), true), only: "Exec"},
 		{name: "output before the start", response: chunked(frame(FrameStdout, "x"), true), only: "Exec"},

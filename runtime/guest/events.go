@@ -2,11 +2,10 @@ package guest
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 )
 
@@ -34,11 +33,7 @@ const maxEventIDs = 288
 // guest goes away, or drops a reader that is too slow, Next returns ErrLost.
 func (s *EventStream) Next() (Event, error) {
 	if !s.lines.Scan() {
-		err := s.lines.Err()
-		if err == nil || errors.Is(err, io.ErrUnexpectedEOF) {
-			err = ErrLost
-		}
-		return Event{}, err
+		return Event{}, cmp.Or(s.lines.Err(), ErrLost)
 	}
 	var ev Event
 	if err := json.Unmarshal(s.lines.Bytes(), &ev); err != nil {

@@ -1,8 +1,10 @@
 package guest
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -40,10 +42,35 @@ func (c *Client) StartProcess(ctx context.Context, spec ProcessSpec) (Process, e
 	return c.process(ctx, request{method: http.MethodPost, route: RouteProcess, json: spec})
 }
 
+// maxProcesses bounds a list of processes: more than twice as many as a guest has.
+const maxProcesses = 1000
+
+// processList is the JSON of a list of processes. Decoding stops at the first beyond
+// maxProcesses: MaxJSON bytes hold more than a million.
+type processList []Process
+
+func (l *processList) UnmarshalJSON(b []byte) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	if token, err := d.Token(); err != nil || token != json.Delim('[') {
+		return fmt.Errorf("%.20q is not a list of processes", b)
+	}
+	for d.More() {
+		if len(*l) == maxProcesses {
+			return fmt.Errorf("more than %d processes", maxProcesses)
+		}
+		var p Process
+		if err := d.Decode(&p); err != nil {
+			return err
+		}
+		*l = append(*l, p)
+	}
+	return nil
+}
+
 // Processes lists the running processes and the most recent of those that
 // ended, oldest first.
 func (c *Client) Processes(ctx context.Context) ([]Process, error) {
-	list, err := get[[]Process](ctx, c, request{method: http.MethodGet, route: RouteProcess})
+	list, err := get[processList](ctx, c, request{method: http.MethodGet, route: RouteProcess})
 	if err != nil {
 		return nil, err
 	}

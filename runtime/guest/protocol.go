@@ -250,7 +250,7 @@ type Event struct {
 }
 
 // Error is the body of a refusal or failure: JSON, with a status of 400 (bad request), 403,
-// 404, 409, 410, 413, 429 (on SandboxSocketName), 500 or 507 (no space left).
+// 404, 409, 410, 412, 413, 429 (on SandboxSocketName), 500 or 507 (no space left).
 type Error struct {
 	Status  int    `json:"-"`
 	Code    string `json:"code"`
