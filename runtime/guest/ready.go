@@ -16,13 +16,14 @@ const (
 	MaxListening = 100
 	// MaxWait bounds Wait.Timeout.
 	MaxWait = time.Hour
-	// maxListenAddresses and maxListenProgram bound a Listening.
-	maxListenAddresses = 4
-	maxListenProgram   = 64
-	// maxMatches and maxMatchLine bound a WaitResult: groups of the expression, and bytes
+	// MaxListenAddresses and MaxListenProgram bound a Listening: addresses, and bytes of the
+	// program's name. The kernel's own limit on the latter is 15.
+	MaxListenAddresses = 4
+	MaxListenProgram   = 64
+	// MaxWaitGroups and MaxWaitLine bound a WaitResult: groups of the expression, and bytes
 	// of the line, which each group is a part of.
-	maxMatches   = 16
-	maxMatchLine = 8 << 10
+	MaxWaitGroups = 16
+	MaxWaitLine   = 8 << 10
 )
 
 // Listening is a TCP port on which a process of the sandbox listens.
@@ -104,7 +105,7 @@ func (r *WaitResult) validate() error {
 	switch {
 	case r.Outcome != WaitMet && r.Outcome != WaitExited && r.Outcome != WaitExpired:
 		return fmt.Errorf("guest reported the unknown outcome %q", Shorten(string(r.Outcome), 20))
-	case len(r.Line) > maxMatchLine || len(r.Match) > maxMatches:
+	case len(r.Line) > MaxWaitLine || len(r.Match) > MaxWaitGroups:
 		return fmt.Errorf("guest reported a line of %d bytes with %d groups", len(r.Line), len(r.Match))
 	case r.Status != 0 && (r.Status < 100 || r.Status > 999):
 		return fmt.Errorf("guest reported the HTTP status %d", r.Status)
@@ -124,7 +125,7 @@ func (r *WaitResult) validate() error {
 
 // validate refuses an invalid port.
 func (l *Listening) validate() error {
-	if l.Port == 0 || l.PID < 0 || len(l.Program) > maxListenProgram || len(l.Addresses) > maxListenAddresses || l.Process != "" && !IsProcessID(l.Process) {
+	if l.Port == 0 || l.PID < 0 || len(l.Program) > MaxListenProgram || len(l.Addresses) > MaxListenAddresses || l.Process != "" && !IsProcessID(l.Process) {
 		return fmt.Errorf("guest reported an unusable listener on port %d", l.Port)
 	}
 	for _, address := range l.Addresses {

@@ -2,7 +2,6 @@ package server
 
 import (
 	"bytes"
-	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -20,8 +19,6 @@ const (
 	maxDescriptors = 100_000
 	// maxAncestors bounds how far the parents of a process are followed.
 	maxAncestors = 64
-	// maxProgram bounds the name of a program in bytes; the kernel's own limit is 15.
-	maxProgram = 64
 )
 
 // owner is the process that has a socket. Its pid is 0 if that is unknown, as of another
@@ -31,7 +28,6 @@ type owner struct {
 	program string
 	process string // id of the background process that it belongs to
 	foreign bool   // it belongs to a command that is not a background process
-
 }
 
 // findPIDs finds, for each of the inodes, the first process that has the socket.
@@ -116,18 +112,12 @@ func programOf(pid int) string {
 		}
 		return r
 	}, strings.ToValidUTF8(string(comm), "?"))
-	return name[:min(len(name), maxProgram)]
+	return name[:min(len(name), guest.MaxListenProgram)]
 }
 
 // markOf returns the mark in the environment of a process, see markName; empty without one.
 func markOf(pid int) string {
-	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/environ")
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	environ, _ := io.ReadAll(io.LimitReader(f, maxEnviron))
-	for variable := range bytes.SplitSeq(environ, []byte{0}) {
+	for variable := range bytes.SplitSeq(environOf(pid), []byte{0}) {
 		if bytes.HasPrefix(variable, []byte(markName+"=")) {
 			return string(variable)
 		}

@@ -41,8 +41,6 @@ const (
 
 	// maxPortWait bounds how long one request waits for a port.
 	maxPortWait = time.Hour
-	// maxListenAddresses of a port are reported.
-	maxListenAddresses = 4
 )
 
 // ports are the TCP ports on which processes of the sandbox listen.
@@ -305,7 +303,7 @@ func (ps *ports) event() guest.Event {
 func describe(on []listener) guest.Listening {
 	view := guest.Listening{Port: on[0].Addr.Port()}
 	for _, l := range on {
-		if address := l.Addr.Addr().String(); len(view.Addresses) < maxListenAddresses && !slices.Contains(view.Addresses, address) {
+		if address := l.Addr.Addr().String(); len(view.Addresses) < guest.MaxListenAddresses && !slices.Contains(view.Addresses, address) {
 			view.Addresses = append(view.Addresses, address)
 		}
 		if view.PID == 0 {

@@ -12,16 +12,9 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-const (
-	// maxLine bounds a line in which an expression is searched. The rest of a longer line
-	// is ignored.
-	maxLine = 8 << 10
-	// maxMatches bounds the reported groups of a match.
-	maxMatches = 16
-	// settled is how long the end of the output stays without a newline until it counts as
-	// a line, as prompts do.
-	settled = 100 * time.Millisecond
-)
+// settled is how long the end of the output stays without a newline until it counts as
+// a line, as prompts do.
+const settled = 100 * time.Millisecond
 
 // logBuffers are for reads of logs.
 var logBuffers = sync.Pool{New: func() any { return new([4 * ringRecord]byte) }}
@@ -108,11 +101,11 @@ func (c *logCondition) match(text []byte, r *guest.WaitResult) bool {
 	if found == nil {
 		return false
 	}
-	r.Line, r.Match = shown, found[:min(len(found), maxMatches)]
+	r.Line, r.Match = shown, found[:min(len(found), guest.MaxWaitGroups)]
 	return true
 }
 
-// line is the beginning of a line of output.
+// line is the beginning of a line of output, at most guest.MaxWaitLine bytes.
 type line struct{ text []byte }
 
 func (l *line) empty() bool { return len(l.text) == 0 }
@@ -122,7 +115,7 @@ func (l *line) empty() bool { return len(l.text) == 0 }
 func (l *line) add(output []byte, each func(text []byte) bool) bool {
 	for {
 		part, rest, complete := bytes.Cut(output, []byte{'\n'})
-		l.text = append(l.text, part[:min(len(part), maxLine-len(l.text))]...)
+		l.text = append(l.text, part[:min(len(part), guest.MaxWaitLine-len(l.text))]...)
 		if !complete {
 			return false
 		}
