@@ -43,7 +43,7 @@ func (s *Server) stat(r *http.Request) (any, error) {
 		}
 		return s.describe(path, info), nil
 	}
-	f, info, err := openRegular(path)
+	f, _, err := openRegular(path)
 	if errors.Is(err, fs.ErrPermission) && !hash {
 		return s.describe(path, info), nil // without an ETag
 	}
