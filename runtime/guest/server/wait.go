@@ -57,30 +57,27 @@ func (s *Server) waitProcess(r *http.Request) (any, error) {
 
 // condition returns the condition of a wait that ends with ctx.
 func (s *Server) condition(ctx context.Context, p *process, w guest.Wait) (condition, error) {
-	var found []condition
-	if w.Port != 0 {
-		found = append(found, s.newPortCondition(p, w.Port))
-	}
-	if w.HTTP != nil {
-		found = append(found, &httpCondition{port: s.newPortCondition(p, w.HTTP.Port), ctx: ctx, request: *w.HTTP})
-	}
-	if w.Log != "" {
-		expression, err := regexp.Compile(w.Log)
-		if err != nil {
-			return nil, refuse(guest.CodeInvalid, "log is not a regular expression: %v", err)
+	set := 0
+	for _, isSet := range []bool{w.Port != 0, w.Log != "", w.Exit, w.HTTP != nil} {
+		if isSet {
+			set++
 		}
-		found = append(found, &logCondition{ctx: ctx, log: p.log, expression: expression})
 	}
-	if w.Exit {
-		found = append(found, exitCondition{})
+	switch {
+	case set != 1:
+		return nil, refuse(guest.CodeInvalid, "%d conditions are set; set one of port, log, exit and http", set)
+	case w.Port != 0:
+		return s.newPortCondition(p, w.Port), nil
+	case w.HTTP != nil:
+		return &httpCondition{port: s.newPortCondition(p, w.HTTP.Port), ctx: ctx, request: *w.HTTP}, nil
+	case w.Exit:
+		return exitCondition{}, nil
 	}
-	if len(found) != 1 {
-		for _, c := range found {
-			c.close()
-		}
-		return nil, refuse(guest.CodeInvalid, "%d conditions are set; set one of port, log, exit and http", len(found))
+	expression, err := regexp.Compile(w.Log)
+	if err != nil {
+		return nil, refuse(guest.CodeInvalid, "log is not a regular expression: %v", err)
 	}
-	return found[0], nil
+	return &logCondition{ctx: ctx, log: p.log, expression: expression}, nil
 }
 
 // await waits until the condition holds, the process has ended, or ctx ends.

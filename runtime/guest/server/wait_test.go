@@ -392,6 +392,7 @@ func TestInvalidWaitsAreRefused(t *testing.T) {
 		{guest.Wait{}, "0 conditions"},
 		{guest.Wait{Port: 1, Exit: true}, "2 conditions"},
 		{guest.Wait{Log: "("}, "regular expression"},
+		{guest.Wait{Port: 1, Log: "("}, "2 conditions"},
 		{guest.Wait{Exit: true, Timeout: -1}, "timeout"},
 		{guest.Wait{Exit: true, Timeout: guest.MaxWait + 1}, "timeout"},
 	} {
