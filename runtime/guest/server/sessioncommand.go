@@ -96,11 +96,12 @@ func sessionScript(c guest.Command) (string, error) {
 		return "", refuse(guest.CodeTooLarge, "argv has %d elements, at most %d are allowed", len(c.Argv), guest.MaxArgs)
 	}
 	script := c.Command
-	for i, word := range c.Argv {
-		if i > 0 {
-			script += " "
+	if script == "" {
+		words := make([]string, len(c.Argv))
+		for i, word := range c.Argv {
+			words[i] = quote(word)
 		}
-		script += "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+		script = strings.Join(words, " ")
 	}
 	if strings.IndexByte(script, 0) >= 0 {
 		return "", refuse(guest.CodeInvalid, "an argument holds a zero byte")
@@ -118,15 +119,20 @@ const (
 
 // begin has the shell execute a script, with the input of the request. The caller has
 // acquired the session, and calls close.
-func (ss *session) begin(script string, req guest.ExecRequest, drain time.Duration) (c *sessionCommand, in *stdinPipe, err error) {
+func (ss *session) begin(script string, req guest.ExecRequest, drain time.Duration) (_ *sessionCommand, in *stdinPipe, err error) {
 	ss.mu.Lock()
 	ss.number++
-	c = &sessionCommand{session: ss, number: ss.number, began: bootTicks(), ended: make(chan struct{}), shown: shownScript(script)}
+	c := &sessionCommand{session: ss, number: ss.number, began: bootTicks(), ended: make(chan struct{}), shown: shownScript(script)}
 	ss.mu.Unlock()
 	defer func() {
-		if err != nil {
-			c.outputs.close()
-			c.close()
+		if err == nil {
+			return
+		}
+		c.outputs.close()
+		c.close()
+		if !ss.tree.root.running() { // err may be that run has removed the folder
+			<-ss.over
+			err = ss.goneError()
 		}
 	}()
 	if err = os.WriteFile(c.path(fileScript), []byte(script), 0o600); err != nil {
