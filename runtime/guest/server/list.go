@@ -111,17 +111,24 @@ func (l *listing) line(line guest.ListLine) error {
 	return err
 }
 
+// namesPart is how many names of a folder are read together.
+const namesPart = 1024
+
+// openDirectory opens a folder and nothing else: opening a pipe would wait for its writer.
+func openDirectory(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
+}
+
 // readNames returns the sorted names in a folder, not many more than a listing may have or
 // than limit bytes, how many bytes they take, and whether the folder has more.
 func readNames(path string, limit int) (names []string, held int, more bool, err error) {
-	// O_DIRECTORY, because opening a pipe would wait for its writer.
-	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	dir, err := openDirectory(path)
 	if err != nil {
 		return nil, 0, false, err
 	}
 	defer dir.Close()
 	for {
-		part, err := dir.Readdirnames(1024)
+		part, err := dir.Readdirnames(namesPart)
 		names = append(names, part...)
 		for _, name := range part {
 			held += len(name) + heldName

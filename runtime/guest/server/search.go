@@ -89,11 +89,26 @@ type searching struct {
 	lines   *bufio.Reader
 }
 
+// directory searches a directory. It reads some names at a time.
 func (x *searching) directory(folder string) error {
-	names, _, _, err := readNames(folder, maxHeldNames)
+	dir, err := openDirectory(folder)
 	if err != nil {
 		return x.ctx.Err()
 	}
+	defer dir.Close()
+	for {
+		names, err := dir.Readdirnames(namesPart)
+		slices.Sort(names)
+		if err := x.names(folder, names); err != nil {
+			return err
+		}
+		if err != nil { // io.EOF, or it was removed
+			return x.ctx.Err()
+		}
+	}
+}
+
+func (x *searching) names(folder string, names []string) error {
 	for _, name := range names {
 		if err := x.ctx.Err(); err != nil {
 			return err

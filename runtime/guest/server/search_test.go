@@ -123,6 +123,29 @@ func TestSearchRefusals(t *testing.T) {
 	}
 }
 
+// A listing of it would be truncated.
+func TestSearchOfALargeDirectoryIsComplete(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "doze-test-") // in memory
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	matching := 0
+	for i := range guest.MaxEntries + 3000 {
+		name := fmt.Sprint(i)
+		if i%200 == 0 {
+			name, matching = name+".go", matching+1
+		}
+		if err := os.Symlink("x", dir+"/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := start(t, withoutRipgrep).Search(t.Context(), dir, guest.SearchOptions{Name: "*.go", Limit: guest.MaxMatches})
+	if err != nil || len(r.Files) != matching || r.Stopped != "" {
+		t.Errorf("%d of %d files, stopped by %q, %v", len(r.Files), matching, r.Stopped, err)
+	}
+}
+
 func TestTextOfAMatchIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	mustWrite(t, dir+"/f", strings.Repeat("é", 1000)+"needle"+strings.Repeat("é", 1000)+"\n", 0o644)
