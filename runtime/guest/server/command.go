@@ -78,6 +78,20 @@ func (s *Server) commandIn(in *surroundings, req guest.Command) (*command, error
 	return c, nil
 }
 
+// shellCommand is commandIn with a program of its own: bash, or sh in an image without bash.
+func (s *Server) shellCommand(in *surroundings, c guest.Command, bash, sh []string) (cmd *command, isBash bool, err error) {
+	c.Argv = bash
+	cmd, err = s.commandIn(in, c)
+	if e, ok := errors.AsType[*guest.Error](err); !ok || e.Code != guest.CodeNoCommand && e.Code != guest.CodeNotExecutable {
+		return cmd, true, err
+	}
+	c.Argv = sh
+	if cmd, err = s.commandIn(in, c); err == nil {
+		cmd.sh = true
+	}
+	return cmd, false, err
+}
+
 // folder returns the working directory of a command.
 func (s *Server) folder(cwd string) (string, error) {
 	if cwd == "" {

@@ -3,7 +3,6 @@ package server
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,8 +11,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -71,7 +68,7 @@ func (s *Server) sessionsFolder() string { return filepath.Join(s.cfg.RunDir, "s
 
 // startSession starts a shell.
 func (s *Server) startSession(spec guest.SessionSpec) (*session, error) {
-	cmd, bash, err := s.sessionShell(spec)
+	cmd, bash, err := s.shellCommand(nil, spec.Command(), []string{"bash", "--norc", "--noprofile", "--noediting", "-i"}, []string{shell, "-i"})
 	if err != nil {
 		return nil, err
 	}
@@ -92,21 +89,6 @@ func (s *Server) startSession(spec guest.SessionSpec) (*session, error) {
 	}
 	ss.view.PID = ss.tree.root.pid
 	return ss, nil
-}
-
-// sessionShell returns bash, or else sh.
-func (s *Server) sessionShell(spec guest.SessionSpec) (cmd *command, bash bool, err error) {
-	c := spec.Command()
-	c.Argv = []string{"bash", "--norc", "--noprofile", "--noediting", "-i"}
-	cmd, err = s.command(c)
-	if e, ok := errors.AsType[*guest.Error](err); ok && (e.Code == guest.CodeNoCommand || e.Code == guest.CodeNotExecutable) {
-		c.Argv = []string{shell, "-i"}
-		if cmd, err = s.command(c); err == nil {
-			cmd.sh = true
-		}
-		return cmd, false, err
-	}
-	return cmd, true, err
 }
 
 func (s *Server) startShell(ss *session, cmd *command) error {
@@ -328,14 +310,3 @@ func (ss *session) shown(closed bool) guest.Session {
 func (ss *session) hangUp() { ss.tree.hangUp() }
 
 func (ss *session) outputBytes() int { return 0 } // clients get it as it is written
-
-// bootTicks is the time since the boot in the unit of identity.start.
-func bootTicks() uint64 {
-	var ts unix.Timespec
-	unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
-	return uint64(ts.Nano()) / uint64(time.Second/userHZ)
-}
-
-// userHZ is the number of ticks per second in /proc, on every architecture of Linux that Go
-// supports.
-const userHZ = 100

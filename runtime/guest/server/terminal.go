@@ -2,7 +2,6 @@ package server
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -88,14 +87,7 @@ func (s *Server) terminalCommand(in *surroundings, c guest.Command) (*command, e
 	if c.Command != "" || len(c.Argv) > 0 {
 		return s.commandIn(in, c)
 	}
-	c.Argv = []string{"bash"}
-	cmd, err := s.commandIn(in, c)
-	if e, ok := errors.AsType[*guest.Error](err); ok && (e.Code == guest.CodeNoCommand || e.Code == guest.CodeNotExecutable) {
-		c.Argv = []string{shell}
-		if cmd, err = s.commandIn(in, c); err == nil {
-			cmd.sh = true
-		}
-	}
+	cmd, _, err := s.shellCommand(in, c, []string{"bash"}, []string{shell})
 	return cmd, err
 }
 

@@ -143,6 +143,17 @@ type identity struct {
 	start uint64 // clock ticks after boot
 }
 
+// bootTicks is the time since the boot in the unit of identity.start.
+func bootTicks() uint64 {
+	var ts unix.Timespec
+	unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
+	return uint64(ts.Nano()) / uint64(time.Second/userHZ)
+}
+
+// userHZ is the number of ticks per second in /proc, on every architecture of Linux that Go
+// supports.
+const userHZ = 100
+
 // proc is a process as /proc/<pid>/stat shows it.
 type proc struct {
 	identity

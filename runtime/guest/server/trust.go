@@ -2,7 +2,6 @@ package server
 
 import (
 	"errors"
-	"io"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -25,10 +24,7 @@ type installed struct {
 }
 
 func newTrusted(cfg Config) *trusted {
-	t := &trusted{store: trust.Store{
-		Root: cfg.Root, Env: cfg.Env,
-		Write: func(path string, content io.Reader) error { return replaceFile(path, content) },
-	}}
+	t := &trusted{store: trust.Store{Root: cfg.Root, Env: cfg.Env, Write: replaceFile}}
 	t.last.Store(&installed{})
 	return t
 }
