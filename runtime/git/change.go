@@ -165,7 +165,7 @@ func parsePush(data []byte) ([]PushedRef, error) {
 		if len(parts) == 1 {
 			continue // To, Done, and notes such as that an upstream was set
 		}
-		_, ref, ok := strings.Cut(parts[min(1, len(parts)-1)], ":")
+		_, ref, ok := strings.Cut(parts[1], ":")
 		if len(parts) != 3 || len(parts[0]) != 1 || !ok || !isName(ref) || len(refs) == maxPushed {
 			return nil, fmt.Errorf("%w: %.60q in push", ErrOutput, line)
 		}

@@ -1,7 +1,6 @@
 package git
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -79,18 +78,16 @@ func (g *Git) Diff(ctx context.Context, dir string, o DiffOptions) (Diff, error)
 // parseNumstat parses the output of git diff --numstat -z: "added TAB deleted TAB path NUL", or
 // "added TAB deleted TAB NUL original path NUL path NUL".
 func parseNumstat(data []byte, truncated bool) (d Diff, err error) {
-	records := bytes.Split(data, []byte{0})
-	if last := len(records) - 1; !truncated && len(records[last]) > 0 {
-		return d, fmt.Errorf("%w: numstat does not end with a zero byte", ErrOutput)
+	r, err := newRecords("numstat", data, truncated)
+	if err != nil {
+		return d, err
 	}
-	for records = records[:len(records)-1]; len(records) > 0; {
+	for record, ok := r.next(); ok; record, ok = r.next() {
 		if len(d.Files) == maxDiffFiles {
 			d.Truncated = true
 			return d, nil
 		}
-		record := string(records[0])
-		records = records[1:]
-		parts := strings.SplitN(record, "\t", 3)
+		parts := strings.SplitN(string(record), "\t", 3)
 		if len(parts) != 3 {
 			return d, fmt.Errorf("%w: record %.60q in numstat", ErrOutput, record)
 		}
@@ -104,14 +101,15 @@ func parseNumstat(data []byte, truncated bool) (d Diff, err error) {
 			}
 		}
 		if f.Path == "" {
-			if len(records) < 2 {
+			original, _ := r.next()
+			path, ok := r.next()
+			if !ok {
 				if truncated {
 					break
 				}
 				return d, fmt.Errorf("%w: rename without paths in numstat", ErrOutput)
 			}
-			f.OriginalPath, f.Path = validPath(string(records[0])), string(records[1])
-			records = records[2:]
+			f.OriginalPath, f.Path = validPath(string(original)), string(path)
 		}
 		if !isPath(f.Path) {
 			return d, fmt.Errorf("%w: record %.60q in numstat", ErrOutput, record)
@@ -137,7 +135,7 @@ type Commit struct {
 const (
 	logFormat = "%H%x00%P%x00%an%x00%ae%x00%at%x00%cn%x00%ce%x00%ct%x00%B"
 	logFields = 9
-	// maxParents limits the parents of a commit.
+	// maxParents limits the parents of a commit, whose hashes have up to 64 digits.
 	maxParents = 64
 	// maxIdentity limits names and addresses, and maxCommitMessage the message of a commit
 	// in a log, in bytes.
@@ -166,17 +164,24 @@ func (g *Git) Log(ctx context.Context, dir, ref string, limit int, files []strin
 // parseLog parses the output of git log -z with logFormat. Of truncated output it returns
 // the complete commits.
 func parseLog(data []byte, truncated bool) ([]Commit, error) {
-	tokens := bytes.Split(data, []byte{0})
-	if last := tokens[len(tokens)-1]; !truncated && len(last) > 0 {
-		return nil, fmt.Errorf("%w: log does not end with a zero byte", ErrOutput)
-	}
-	tokens = tokens[:len(tokens)-1]
-	if len(tokens)%logFields != 0 && !truncated {
-		return nil, fmt.Errorf("%w: %d fields in log", ErrOutput, len(tokens))
+	r, err := newRecords("log", data, truncated)
+	if err != nil {
+		return nil, err
 	}
 	commits := []Commit{}
-	for ; len(tokens) >= logFields && len(commits) <= MaxCommits; tokens = tokens[logFields:] {
-		c, err := parseCommit(tokens)
+	for !r.empty() && len(commits) <= MaxCommits {
+		var fields [logFields][]byte
+		whole := true
+		for i := range fields {
+			fields[i], whole = r.next()
+		}
+		if !whole && truncated {
+			break
+		}
+		if !whole {
+			return nil, fmt.Errorf("%w: incomplete commit %.60q in log", ErrOutput, fields[0])
+		}
+		c, err := parseCommit(fields)
 		if err != nil {
 			return nil, err
 		}
@@ -185,7 +190,11 @@ func parseLog(data []byte, truncated bool) ([]Commit, error) {
 	return commits, nil
 }
 
-func parseCommit(fields [][]byte) (Commit, error) {
+func parseCommit(fields [logFields][]byte) (Commit, error) {
+	invalid := fmt.Errorf("%w: commit %.60q in log", ErrOutput, fields[0])
+	if len(fields[1]) > maxParents*65 { // with a space
+		return Commit{}, invalid
+	}
 	text := func(i, limit int) string {
 		b := fields[i]
 		return strings.ToValidUTF8(string(b[:min(len(b), limit)]), "\uFFFD")
@@ -202,7 +211,7 @@ func parseCommit(fields [][]byte) (Commit, error) {
 	c.AuthoredAt, err[0] = parseTime(fields[4])
 	c.CommittedAt, err[1] = parseTime(fields[7])
 	if !valid || err[0] != nil || err[1] != nil {
-		return c, fmt.Errorf("%w: commit %.60q in log", ErrOutput, c.Hash)
+		return c, invalid
 	}
 	return c, nil
 }
@@ -250,7 +259,7 @@ func parseBranches(data []byte, truncated bool) ([]Branch, error) {
 		if !whole && truncated {
 			break
 		}
-		f := strings.Split(record, "\x00")
+		f := strings.SplitN(record, "\x00", 6)
 		if !whole || len(f) != 5 || !isName(f[0]) || !hash.MatchString(f[1]) || f[2] != "" && !isName(f[2]) || len(branches) > MaxBranches {
 			return nil, fmt.Errorf("%w: %.60q in for-each-ref", ErrOutput, record)
 		}

@@ -1,7 +1,6 @@
 package git
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -107,28 +106,27 @@ func (g *Git) status(ctx context.Context, dir string, options ...string) (Status
 // parseStatus parses the output of git status --porcelain=v2 --branch -z. The last entry of
 // truncated output is dropped.
 func parseStatus(data []byte, truncated bool) (s Status, err error) {
-	p := statusParser{records: bytes.Split(data, []byte{0})}
-	last := len(p.records) - 1
-	if !truncated && len(p.records[last]) > 0 {
-		return Status{}, fmt.Errorf("%w: status does not end with a zero byte", ErrOutput)
-	}
-	p.records = p.records[:last]
-	for len(p.records) > 0 && err == nil {
+	r, err := newRecords("status", data, truncated)
+	for err == nil {
+		next, ok := r.next()
+		if !ok {
+			break
+		}
 		if len(s.Files) == MaxFiles {
 			s.Truncated = true
 			return s, nil
 		}
-		record := p.next()
+		record := string(next)
 		if header, ok := strings.CutPrefix(record, "# "); ok {
 			err = s.parseHeader(header)
 			continue
 		}
 		var f File
-		if f, err = p.file(record); err == nil {
+		if f, err = parseFile(record, &r); err == nil {
 			s.Files = append(s.Files, f)
 		}
 	}
-	if err != nil && !(truncated && len(p.records) == 0) {
+	if err != nil && !(truncated && r.empty()) {
 		return Status{}, err
 	}
 	s.Truncated = truncated
@@ -175,29 +173,20 @@ func parseSigned(s, sign string) (int, bool) {
 	return int(n), ok && err == nil
 }
 
-// statusParser reads records that a zero byte ends.
-type statusParser struct{ records [][]byte }
-
-func (p *statusParser) next() string {
-	record := p.records[0]
-	p.records = p.records[1:]
-	return string(record)
-}
-
 // fields is the number of fields before the path, by the type of a record.
 var fields = map[string]int{"1": 8, "2": 9, "u": 10}
 
-// file parses the record of a file: "1 XY sub mH mI mW hH hI path", "2 XY sub mH mI mW hH hI
+// parseFile parses the record of a file: "1 XY sub mH mI mW hH hI path", "2 XY sub mH mI mW hH hI
 // Xscore path" followed by a record with the original path, "u XY sub m1 m2 m3 mW h1 h2 h3
 // path", or "? path".
-func (p *statusParser) file(record string) (File, error) {
+func parseFile(record string, more *records) (File, error) {
 	invalid := fmt.Errorf("%w: record %.60q in status", ErrOutput, record)
-	kind, more, _ := strings.Cut(record, " ")
+	kind, path, _ := strings.Cut(record, " ")
 	if kind == "?" {
-		if !isPath(more) {
+		if !isPath(path) {
 			return File{}, invalid
 		}
-		return File{Path: validPath(more), Index: Untracked, Worktree: Untracked}, nil
+		return File{Path: validPath(path), Index: Untracked, Worktree: Untracked}, nil
 	}
 	n := fields[kind]
 	parts := strings.SplitN(record, " ", n+1)
@@ -211,14 +200,11 @@ func (p *statusParser) file(record string) (File, error) {
 	}
 	switch kind {
 	case "2":
-		if len(p.records) == 0 {
+		original, ok := more.next()
+		if !ok || !isPath(string(original)) {
 			return File{}, invalid
 		}
-		original := p.next()
-		if !isPath(original) {
-			return File{}, invalid
-		}
-		f.OriginalPath = validPath(original)
+		f.OriginalPath = validPath(string(original))
 	case "u":
 		f.Index, f.Worktree, f.Conflict = Unmerged, Unmerged, sides[xy]
 		if f.Conflict == "" {
