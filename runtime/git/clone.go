@@ -204,32 +204,36 @@ func (c *clone) checkoutCommit(ctx context.Context) error {
 	if _, missing := errors.AsType[*Error](err); missing {
 		_, err = c.transfer(ctx, c.dir, c.fetch(c.Commit)...)
 	}
-	if err == nil {
-		_, err = c.transfer(ctx, c.dir, "checkout", "--progress", "--detach", c.Commit, "--")
+	if err != nil {
+		return err
 	}
-	if err == nil && c.Submodules {
-		args := []string{"submodule", "update", "--init", "--recursive", "--progress"}
-		if c.Depth > 0 {
-			args = append(args, "--depth=1")
-		}
-		_, err = c.transfer(ctx, c.dir, args...)
-	}
-	return err
+	return c.checkout(ctx, c.Commit)
 }
 
 func (c *clone) checkoutTag(ctx context.Context) (Head, error) {
 	tag := "refs/tags/" + c.Tag
 	_, err := c.transfer(ctx, c.dir, c.fetch("+"+tag+":"+tag)...)
 	if err == nil {
-		_, err = c.transfer(ctx, c.dir, "checkout", "--progress", "--detach", tag, "--")
-	}
-	if err == nil && c.Submodules {
-		_, err = c.transfer(ctx, c.dir, "submodule", "update", "--init", "--recursive", "--progress")
+		err = c.checkout(ctx, tag)
 	}
 	if err != nil {
 		return Head{}, err
 	}
 	return c.git.head(ctx, c.dir)
+}
+
+// checkout checks out a commit or tag, with its submodules.
+func (c *clone) checkout(ctx context.Context, what string) error {
+	_, err := c.transfer(ctx, c.dir, "checkout", "--progress", "--detach", what, "--")
+	if err != nil || !c.Submodules {
+		return err
+	}
+	args := []string{"submodule", "update", "--init", "--recursive", "--progress"}
+	if c.Depth > 0 {
+		args = append(args, "--depth=1")
+	}
+	_, err = c.transfer(ctx, c.dir, args...)
+	return err
 }
 
 func (c *clone) fetch(refspec string) []string {

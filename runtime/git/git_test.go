@@ -132,6 +132,7 @@ func newOrigin(t testing.TB) *origin {
 	write(t, filepath.Join(library, "lib.txt"), "library\n")
 	run(t, library, "add", ".")
 	run(t, library, "commit", "-qm", "library")
+	run(t, library, "commit", "-q", "--allow-empty", "-m", "a second commit")
 
 	o := &origin{dir: filepath.Join(folder, "shop")}
 	commit := func(content string) string {
@@ -262,11 +263,15 @@ func TestCloneWithSubmodules(t *testing.T) {
 	o := newOrigin(t)
 	url := o.serve(t, nil)
 	commit := run(t, o.dir, "rev-parse", "with-submodule")
+	run(t, o.dir, "tag", "modules", commit)
+	run(t, o.dir, "branch", "modules", o.side)
 	for name, options := range map[string]git.CloneOptions{
-		"branch":         {Branch: "with-submodule"},
-		"shallow branch": {Branch: "with-submodule", Depth: 1},
-		"commit":         {Commit: commit},
-		"shallow commit": {Commit: commit, Depth: 1},
+		"branch":                                {Branch: "with-submodule"},
+		"shallow branch":                        {Branch: "with-submodule", Depth: 1},
+		"commit":                                {Commit: commit},
+		"shallow commit":                        {Commit: commit, Depth: 1},
+		"tag with a branch of its name":         {Tag: "modules"},
+		"shallow tag with a branch of its name": {Tag: "modules", Depth: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSandbox(t)
@@ -279,6 +284,9 @@ func TestCloneWithSubmodules(t *testing.T) {
 			}
 			if b, err := os.ReadFile(s.path("shop", "lib", "lib.txt")); err != nil || string(b) != "library\n" {
 				t.Errorf("the submodule has %q, %v", b, err)
+			}
+			if n := run(t, s.path("shop", "lib"), "rev-list", "--count", "HEAD"); n != fmt.Sprint(2-options.Depth) {
+				t.Errorf("the history of the submodule has %s commits", n)
 			}
 			if run(t, s.path("shop"), "submodule", "status"); !slices.Contains(submodules, "lib") || submodules[0] != "" {
 				t.Errorf("progress of %q", submodules)
