@@ -3,6 +3,7 @@ package tree
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 	"unsafe"
 
@@ -43,9 +44,10 @@ func (p *pass) attributes(f folder, n *node) error {
 	return nil
 }
 
-// setOpen sets owner, mode, extended attributes and times of the open file or folder to.
+// setOpen sets owner, mode, extended attributes and times of the open file or folder to. A file is
+// new, a folder may have another owner from the first pass.
 func setOpen(to, from int, st stamp) error {
-	if st.uid != 0 || st.gid != 0 {
+	if st.isFolder() || st.uid != 0 || st.gid != 0 {
 		if err := unix.Fchown(to, int(st.uid), int(st.gid)); err != nil {
 			return fmt.Errorf("set the owner: %w", err)
 		}
@@ -53,12 +55,7 @@ func setOpen(to, from int, st stamp) error {
 	if err := unix.Fchmod(to, st.mode&0o7777); err != nil { // after the owner, whose change clears set-user-ID
 		return fmt.Errorf("set the mode: %w", err)
 	}
-	err := copyAttributes(
-		func(names []byte) (int, error) { return unix.Flistxattr(from, names) },
-		func(name string, value []byte) (int, error) { return unix.Fgetxattr(from, name, value) },
-		func(name string, value []byte) error { return unix.Fsetxattr(to, name, value, 0) },
-	)
-	if err != nil {
+	if err := copyAttributes(descriptor(to), descriptor(from)); err != nil {
 		return err
 	}
 	return setTimes(to, st)
@@ -108,13 +105,7 @@ func named(f folder, n *node) error {
 		}
 	}
 	// The calls by path follow no link in their last component, and none before it.
-	from, to := inFolder(f.source, n.name), inFolder(f.target, n.name)
-	err := copyAttributes(
-		func(names []byte) (int, error) { return unix.Llistxattr(from, names) },
-		func(name string, value []byte) (int, error) { return unix.Lgetxattr(from, name, value) },
-		func(name string, value []byte) error { return unix.Lsetxattr(to, name, value, 0) },
-	)
-	if err != nil {
+	if err := copyAttributes(inFolder(f.target, n.name), inFolder(f.source, n.name)); err != nil {
 		return err
 	}
 	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, st.modified}
@@ -124,39 +115,96 @@ func named(f folder, n *node) error {
 	return nil
 }
 
-func inFolder(fd int, name string) string {
-	return "/proc/self/fd/" + strconv.Itoa(fd) + "/" + name
+func inFolder(fd int, name string) pathname {
+	return pathname("/proc/self/fd/" + strconv.Itoa(fd) + "/" + name)
 }
+
+// attributed is an entry with extended attributes.
+type attributed interface {
+	list(names []byte) (int, error)
+	get(name string, value []byte) (int, error)
+	set(name string, value []byte) error
+	remove(name string) error
+}
+
+// descriptor is an open file or folder.
+type descriptor int
+
+func (fd descriptor) list(names []byte) (int, error) { return unix.Flistxattr(int(fd), names) }
+func (fd descriptor) get(name string, value []byte) (int, error) {
+	return unix.Fgetxattr(int(fd), name, value)
+}
+func (fd descriptor) set(name string, value []byte) error {
+	return unix.Fsetxattr(int(fd), name, value, 0)
+}
+func (fd descriptor) remove(name string) error { return unix.Fremovexattr(int(fd), name) }
+
+// pathname is an entry that cannot be opened.
+type pathname string
+
+func (p pathname) list(names []byte) (int, error) { return unix.Llistxattr(string(p), names) }
+func (p pathname) get(name string, value []byte) (int, error) {
+	return unix.Lgetxattr(string(p), name, value)
+}
+func (p pathname) set(name string, value []byte) error {
+	return unix.Lsetxattr(string(p), name, value, 0)
+}
+func (p pathname) remove(name string) error { return unix.Lremovexattr(string(p), name) }
 
 // labelOfSELinux is set by the kernel, by its policy for the place of a file.
 const labelOfSELinux = "security.selinux"
 
-// copyAttributes copies the extended attributes of an entry, access control lists among them.
-func copyAttributes(list func([]byte) (int, error), get func(string, []byte) (int, error), set func(string, []byte) error) error {
-	var buffer [1024]byte
-	names, err := sized(buffer[:], list)
-	if err == unix.ENOTSUP {
-		return nil
-	}
+// copyAttributes makes the extended attributes of an entry, access control lists among them, the
+// same as another's. It may have others already: a folder from the first pass, and what is created
+// in such a folder the access control list that it inherits.
+func copyAttributes(to, from attributed) error {
+	wanted, err := attributesOf(from)
 	if err != nil {
-		return fmt.Errorf("list the extended attributes: %w", err)
+		return err
 	}
-	for name := range bytes.SplitSeq(names, []byte{0}) {
-		if len(name) == 0 || string(name) == labelOfSELinux {
-			continue
-		}
-		value, err := sized(nil, func(value []byte) (int, error) { return get(string(name), value) })
+	for _, name := range wanted {
+		value, err := sized(nil, func(value []byte) (int, error) { return from.get(name, value) })
 		if err == unix.ENODATA {
 			return errReplaced
 		}
 		if err == nil {
-			err = set(string(name), value)
+			err = to.set(name, value)
 		}
 		if err != nil {
 			return fmt.Errorf("copy the extended attribute %s: %w", name, err)
 		}
 	}
+	present, err := attributesOf(to)
+	if err != nil {
+		return err
+	}
+	for _, name := range present {
+		if slices.Contains(wanted, name) {
+			continue
+		}
+		if err := to.remove(name); err != nil {
+			return fmt.Errorf("remove the extended attribute %s: %w", name, err)
+		}
+	}
 	return nil
+}
+
+// attributesOf returns the names of the extended attributes of an entry.
+func attributesOf(e attributed) (names []string, err error) {
+	var buffer [1024]byte
+	list, err := sized(buffer[:], e.list)
+	if err == unix.ENOTSUP {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the extended attributes: %w", err)
+	}
+	for name := range bytes.SplitSeq(list, []byte{0}) {
+		if len(name) > 0 && string(name) != labelOfSELinux {
+			names = append(names, string(name))
+		}
+	}
+	return names, nil
 }
 
 // sized calls read with a buffer that is large enough.

@@ -109,7 +109,7 @@ func (p *pass) entries(f folder, have, want *node) error {
 			if before.unchanged(n) {
 				continue
 			}
-			if err := remove(f.target, before.name); err != nil {
+			if err := remove(f.target, before.name, maxDepth, refuseDeeper); err != nil {
 				return err
 			}
 		}
@@ -124,7 +124,7 @@ func (p *pass) entries(f folder, have, want *node) error {
 	}
 	for name := range old {
 		want.touched = true
-		if err := remove(f.target, name); err != nil {
+		if err := remove(f.target, name, maxDepth, refuseDeeper); err != nil {
 			return err
 		}
 	}
@@ -319,43 +319,4 @@ func copyRange(to, from int, begin, end int64) error {
 		}
 	}
 	return nil
-}
-
-// remove removes an entry of the copy with all below it.
-func remove(parent int, name string) error {
-	err := unix.Unlinkat(parent, name, 0)
-	if err == nil || err == unix.ENOENT {
-		return nil
-	}
-	if err != unix.EISDIR {
-		return fmt.Errorf("remove %q: %w", name, err)
-	}
-	fd, err := openFolder(parent, name)
-	if err != nil {
-		return fmt.Errorf("remove %q: %w", name, err)
-	}
-	defer unix.Close(fd)
-	names, err := readNames(fd)
-	if err != nil {
-		return fmt.Errorf("remove %q: %w", name, err)
-	}
-	for _, inner := range names {
-		if err := remove(fd, inner); err != nil {
-			return err
-		}
-	}
-	if err := unix.Unlinkat(parent, name, unix.AT_REMOVEDIR); err != nil {
-		return fmt.Errorf("remove %q: %w", name, err)
-	}
-	return nil
-}
-
-// Remove removes the folder name in the folder parent with all below it, however deep.
-func Remove(parent, name string) error {
-	fd, err := openFolder(unix.AT_FDCWD, parent)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return remove(fd, name)
 }

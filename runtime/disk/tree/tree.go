@@ -191,12 +191,12 @@ func (s *scanner) count(st stamp) {
 // folder reads the entries of the folder fd into n.
 func (s *scanner) folder(fd int, n *node, depth int) error {
 	if depth > maxDepth {
-		return fmt.Errorf("folders are nested in more than %d levels", maxDepth)
+		return errTooDeep
 	}
 	if err := s.ctx.Err(); err != nil {
 		return err
 	}
-	names, err := readNames(fd)
+	names, err := readNames(fd, s.limit)
 	if err == unix.ENOENT && s.changing {
 		return nil // it was removed
 	}
@@ -245,6 +245,9 @@ func (s *scanner) folder(fd int, n *node, depth int) error {
 	slices.SortFunc(n.children, func(a, b *node) int { return cmp.Compare(a.name, b.name) })
 	return nil
 }
+
+// errTooDeep is returned for more than maxDepth levels.
+var errTooDeep = fmt.Errorf("folders are nested in more than %d levels", maxDepth)
 
 // group runs functions concurrently while slots are free, and inline otherwise.
 type group struct {
@@ -302,8 +305,9 @@ func retry[T any](f func() (T, error)) (T, error) {
 	}
 }
 
-// readNames returns the names in the folder fd without "." and "..".
-func readNames(fd int) ([]string, error) {
+// readNames returns the names in the folder fd without "." and "..": all of them, or the first ones
+// if they are many more than the limit, which is 0 for none.
+func readNames(fd int, limit int64) ([]string, error) {
 	var names []string
 	buffer := make([]byte, 32<<10)
 	if _, err := unix.Seek(fd, 0, os.SEEK_SET); err != nil {
@@ -314,7 +318,7 @@ func readNames(fd int) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if n <= 0 {
+		if n <= 0 || limit > 0 && int64(len(names)) > limit {
 			return names, nil
 		}
 		_, _, names = unix.ParseDirent(buffer[:n], -1, names)

@@ -222,7 +222,7 @@ func change(t *testing.T, random *rand.Rand, root string) {
 	info, err := os.Lstat(path)
 	must(t, err)
 	fresh := filepath.Join(filepath.Dir(path), fmt.Sprintf("new%d", random.IntN(1000)))
-	switch random.IntN(9) {
+	switch random.IntN(11) {
 	case 0:
 		must(t, os.RemoveAll(path))
 	case 1:
@@ -257,7 +257,57 @@ func change(t *testing.T, random *rand.Rand, root string) {
 		if info.Mode().IsRegular() || info.IsDir() {
 			must(t, unix.Setxattr(path, "user.changed", fmt.Append(nil, random.IntN(1000)), 0))
 		}
+	case 9:
+		if os.Getuid() == 0 {
+			must(t, os.Lchown(path, 3*random.IntN(2), 0))
+		}
+	case 10:
+		for name := range attributes(t, path) {
+			must(t, unix.Lremovexattr(path, name))
+		}
 	}
+}
+
+// TestSecondPassRestoresAFolder: a folder from the first pass has an owner and attributes already.
+func TestSecondPassRestoresAFolder(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to change owners")
+	}
+	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	folder := filepath.Join(source, "folder")
+	must(t, os.Mkdir(folder, 0o750))
+	must(t, os.Chown(folder, 5, 6))
+	must(t, unix.Setxattr(folder, "user.note", []byte("x"), 0))
+	c := tree.New(source, target)
+	must(t, c.Prefetch(t.Context()))
+	must(t, os.Chown(folder, 0, 0))
+	must(t, unix.Removexattr(folder, "user.note"))
+	_, err := c.Complete(t.Context())
+	must(t, err)
+	testkit.Diff(t, "copy", contents(t, target), contents(t, source))
+}
+
+// TestSecondPassAddsNoAccessControlList: a new file inherits one from a folder of the first pass.
+func TestSecondPassAddsNoAccessControlList(t *testing.T) {
+	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	folder, file := filepath.Join(source, "folder"), filepath.Join(source, "folder/file")
+	must(t, os.Mkdir(folder, 0o755))
+	must(t, os.WriteFile(file, []byte("1"), 0o644))
+	list := []byte{2, 0, 0, 0} // version; entries with a tag, permissions and an id
+	for _, entry := range [][8]byte{{0x01, 0, 7}, {0x02, 0, 5, 0, 1}, {0x04, 0, 5}, {0x10, 0, 5}, {0x20, 0, 5}} {
+		list = append(list, entry[:]...)
+	}
+	if err := unix.Setxattr(folder, "system.posix_acl_default", list, 0); errors.Is(err, unix.ENOTSUP) {
+		t.Skip("the file system has no access control lists")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	c := tree.New(source, target)
+	must(t, c.Prefetch(t.Context()))
+	must(t, os.WriteFile(file, []byte("22"), 0o644))
+	_, err := c.Complete(t.Context())
+	must(t, err)
+	testkit.Diff(t, "copy", contents(t, target), contents(t, source))
 }
 
 // TestMappedPageThatStaysDirtyIsCopied changes a page that was dirty before the first pass, which
@@ -335,12 +385,12 @@ func TestTreeThatChangesDuringTheFirstPass(t *testing.T) {
 	testkit.Diff(t, "copy", contents(t, target), contents(t, source))
 }
 
-// TestDepthIsBounded: each level needs a descriptor.
-func TestDepthIsBounded(t *testing.T) {
-	source := t.TempDir()
-	fd, err := unix.Open(source, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// nested makes folders in each other.
+func nested(t *testing.T, root string, levels int) {
+	t.Helper()
+	fd, err := unix.Open(root, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	must(t, err)
-	for range 1100 {
+	for range levels {
 		must(t, unix.Mkdirat(fd, "d", 0o700))
 		inner, err := unix.Openat(fd, "d", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		must(t, err)
@@ -348,7 +398,42 @@ func TestDepthIsBounded(t *testing.T) {
 		fd = inner
 	}
 	must(t, unix.Close(fd))
-	_, err = tree.New(source, filepath.Join(t.TempDir(), "copy")).Complete(t.Context())
+}
+
+// TestRemoveOfMoreLevelsThanOpenFiles: a sandbox may nest any number of folders.
+func TestRemoveOfMoreLevelsThanOpenFiles(t *testing.T) {
+	parent := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(parent, "deep"), 0o700))
+	must(t, os.Mkdir(filepath.Join(parent, "other"), 0o700))
+	nested(t, filepath.Join(parent, "deep"), 2000)
+	var limit unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)) }()
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 300, Max: limit.Max}))
+	must(t, tree.Remove(parent, "deep"))
+	if left, err := os.ReadDir(parent); err != nil || len(left) != 1 || left[0].Name() != "other" {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestRemoveOfALargeFolder: its names are not read together.
+func TestRemoveOfALargeFolder(t *testing.T) {
+	parent := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(parent, "large"), 0o700))
+	for i := range 25_000 {
+		must(t, os.Symlink("x", filepath.Join(parent, "large", fmt.Sprint(i))))
+	}
+	must(t, tree.Remove(parent, "large"))
+	if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestDepthIsBounded: each level needs a descriptor.
+func TestDepthIsBounded(t *testing.T) {
+	source := t.TempDir()
+	nested(t, source, 1100)
+	_, err := tree.New(source, filepath.Join(t.TempDir(), "copy")).Complete(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "more than 1000 levels") {
 		t.Errorf("got %v", err)
 	}
