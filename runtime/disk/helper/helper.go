@@ -34,23 +34,12 @@ func Serve(fd uintptr) error {
 	}
 	file.Close()
 	syscall.Umask(0)
-	raiseFiles()
 	server := rpc.NewServer()
 	if err := server.RegisterName(wire.Service, &Disks{copies: map[string]*copying{}}); err != nil {
 		return err
 	}
 	server.ServeCodec(jsonrpc.NewServerCodec(conn))
 	return nil
-}
-
-// raiseFiles raises the limit of open files to the highest that is permitted: each level of a
-// tree that is copied needs two.
-func raiseFiles() {
-	var limit syscall.Rlimit
-	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) == nil {
-		limit.Cur = limit.Max
-		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)
-	}
 }
 
 // Disks is the service. Its methods have the contracts of the methods of sandbox.Disks.
@@ -63,7 +52,8 @@ type Disks struct {
 
 	mu     sync.Mutex
 	copies map[string]*copying // by snapshot
-	trash  sync.WaitGroup
+
+	trash trash
 }
 
 // copying is the copy of a disk under way.
@@ -95,7 +85,7 @@ func (d *Disks) Configure(config wire.Config, reply *wire.Reply) error {
 		if err != nil {
 			return fmt.Errorf("open podman's storage: %w", err)
 		}
-		d.trash.Go(d.emptyTrash) // of an earlier run
+		d.trash.emptyings.Go(d.emptyTrash) // of an earlier run
 		return nil
 	})
 }
@@ -114,8 +104,6 @@ func (d *Disks) respond(reply *wire.Reply, f func() error) error {
 		reply.Code = wire.InUse
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		reply.Code = wire.Full
-	case errors.Is(err, context.Canceled):
-		reply.Code = wire.Canceled
 	}
 	return nil
 }

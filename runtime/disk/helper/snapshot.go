@@ -8,14 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/storage"
 	"go.podman.io/storage/types"
 	"golang.org/x/sys/unix"
 
-	"github.com/doze-run/doze/runtime/disk/tree"
 	"github.com/doze-run/doze/runtime/disk/wire"
 )
 
@@ -217,17 +215,6 @@ func (d *Disks) emptyLayer(snapshot string) error {
 	return d.empty(id)
 }
 
-// empty replaces the files of a layer by none.
-func (d *Disks) empty(layer string) error {
-	empty, err := os.MkdirTemp(d.discarded(), "")
-	if err != nil {
-		return err
-	}
-	err = unix.Renameat2(unix.AT_FDCWD, empty, unix.AT_FDCWD, d.files(layer), unix.RENAME_EXCHANGE)
-	d.trash.Go(d.emptyTrash)
-	return err
-}
-
 // unused returns errInUse if a container other than the snapshot's own has the image.
 func (d *Disks) unused(image, own string) error {
 	containers, err := d.store.Containers()
@@ -263,32 +250,4 @@ func (d *Disks) Discard(r wire.Request, reply *wire.Reply) error {
 		}
 		return d.empty(base.layer.ID)
 	})
-}
-
-// discarded is the folder of files that are deleted in the background.
-func (d *Disks) discarded() string { return filepath.Join(d.config.Folder, "discarded") }
-
-// discard deletes a folder in the background. The folder may not exist.
-func (d *Disks) discard(path string) error {
-	empty, err := os.MkdirTemp(d.discarded(), "")
-	if err != nil {
-		return err
-	}
-	err = unix.Rename(path, empty) // os.Rename replaces no folder
-	d.trash.Go(d.emptyTrash)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// emptyTrash deletes the discarded folders.
-func (d *Disks) emptyTrash() {
-	entries, err := os.ReadDir(d.discarded())
-	for _, e := range entries {
-		err = errors.Join(err, tree.Remove(d.discarded(), e.Name()))
-	}
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "delete discarded files: %v\n", err)
-	}
 }
