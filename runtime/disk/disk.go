@@ -35,6 +35,8 @@ const (
 	// startLimit bounds the start of the helper, which takes 20 ms, and 2 s if Podman has to
 	// create its user namespace.
 	startLimit = 20 * time.Second
+	// cancelPause is the pause between two attempts to cancel a copy.
+	cancelPause = 100 * time.Millisecond
 )
 
 // Config of a Client.
@@ -159,8 +161,7 @@ func (c *Client) call(ctx context.Context, method string, id sandbox.ID, snapsho
 		select {
 		case <-call.Done:
 		case <-ctx.Done():
-			h.client.Go(wire.Service+".Cancel", request, new(wire.Reply), make(chan *rpc.Call, 1))
-			<-call.Done
+			h.cancel(call, request)
 		}
 		if err = call.Error; err != nil {
 			c.lost(h)
@@ -180,6 +181,21 @@ func (c *Client) call(ctx context.Context, method string, id sandbox.ID, snapsho
 		return reply, fmt.Errorf("snapshot %s: %w", snapshot, err)
 	}
 	return reply, fmt.Errorf("disk of %s: %w", id, err)
+}
+
+// cancel cancels the copy of a call until the call has ended. The helper serves requests
+// concurrently: it may find nothing to cancel yet.
+func (h *helper) cancel(call *rpc.Call, request wire.Request) {
+	again := time.NewTicker(cancelPause)
+	defer again.Stop()
+	for {
+		h.client.Go(wire.Service+".Cancel", request, new(wire.Reply), make(chan *rpc.Call, 1))
+		select {
+		case <-call.Done:
+			return
+		case <-again.C:
+		}
+	}
 }
 
 // failure is a failure that the helper reported.
