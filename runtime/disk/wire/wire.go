@@ -12,7 +12,6 @@ const (
 	NoContainer Code = "no_container"
 	InUse       Code = "in_use"
 	Full        Code = "full"
-	Canceled    Code = "canceled"
 )
 
 // Config of a helper: the storage of Podman, as `podman info` reports it.
