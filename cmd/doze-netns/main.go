@@ -1,6 +1,6 @@
 // Command doze-netns is the namespace helper of a doze node, which starts it.
 //
-//	doze-netns serve   answer requests on standard input, a packet socket, until it is closed
+//	doze-netns serve   serve requests on standard input, a packet socket, until it is closed
 //	doze-netns check   make the network of a sandbox in a namespace of its own, and end
 //	doze-netns probe   send this process's user namespace over standard input, and end
 //
