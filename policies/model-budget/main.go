@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/doze-run/doze/policies/sdk"
@@ -100,7 +101,7 @@ func (b *budget) counts(method string) bool {
 	if len(b.Methods) == 0 {
 		return method != "GET" && method != "HEAD" && method != "OPTIONS"
 	}
-	return slices.Contains(b.Methods, method)
+	return slices.ContainsFunc(b.Methods, func(m string) bool { return strings.EqualFold(m, method) }) // as lenient servers do
 }
 
 // spend spends amount of limit, or denies the request. It adds the amount before it compares
@@ -135,7 +136,11 @@ func (b *budget) refund(key string, amount int64) error {
 // sizeOf returns the length of the body. A body without a declared length is buffered.
 func sizeOf(r *sdk.Request) (int64, error) {
 	if length := r.Header.Get("Content-Length"); length != "" {
-		return strconv.ParseInt(length, 10, 64)
+		size, err := strconv.ParseInt(length, 10, 64)
+		if err != nil || size < 0 { // which would be a refund
+			return 0, sdk.Deny("budget: invalid Content-Length")
+		}
+		return size, nil
 	}
 	if err := sdk.Enable(sdk.BufferRequest); err != nil {
 		return 0, err

@@ -92,6 +92,21 @@ func TestADeclaredLengthWithoutABodyBreaksNoBudget(t *testing.T) {
 	}
 }
 
+func TestInvalidLengthsAreDenied(t *testing.T) {
+	p := sdktest.New(t, `{"window":"1h","request_bytes":100}`)
+	passed(p, 1, api, strings.Repeat("x", 100))
+	for _, length := range []string{"-100", "1e3", "99999999999999999999"} {
+		r := sdktest.Request("POST", api, "")
+		r.Header.Set("Content-Length", length)
+		if got := p.Send(r); got.Reason != "budget: invalid Content-Length" {
+			t.Errorf("length %s: denied %v, %q", length, got.Denied, got.Reason)
+		}
+	}
+	if n, _ := passed(p, 1, api, "x"); n != 0 {
+		t.Error("a negative length was refunded")
+	}
+}
+
 func TestUpgradesAreDenied(t *testing.T) {
 	p := sdktest.New(t, `{"window":"1h","requests":1}`)
 	for protocol, want := range map[string]bool{"websocket": true, "WebSocket, h2c": true, "h2c": false, "": false} {
@@ -132,8 +147,10 @@ func TestMethodsThatCount(t *testing.T) {
 		t.Errorf("%d POST went through", n)
 	}
 	p.Send(sdktest.Get(api))
-	if got := p.Send(sdktest.Get(api)); !got.Denied {
-		t.Error("GET was not counted")
+	for _, method := range []string{"GET", "get"} {
+		if got := p.Send(sdktest.Request(method, api, "")); !got.Denied {
+			t.Errorf("%s was not counted", method)
+		}
 	}
 }
 

@@ -41,7 +41,9 @@ func (d *Destination) disagrees(r *http.Request, serverName string) *problem.Pro
 }
 
 // complete makes the request's URL absolute, and sets its Host to the canonical spelling
-// that rules and secrets use: a server may treat another spelling as another host.
+// that rules and secrets use: a server may treat another spelling as another host. A
+// Content-Length becomes the length of the body: over HTTP/2, net/http reads a request with
+// an invalid one, which would mislead rules and policies, as one without a body.
 func (d *Destination) complete(r *http.Request) {
 	r.URL.Scheme, r.URL.User = d.scheme(), nil
 	r.URL.Host = d.Host
@@ -54,6 +56,9 @@ func (d *Destination) complete(r *http.Request) {
 	r.Host = r.URL.Host
 	if r.URL.Path == "" { // https://host without a path
 		r.URL.Path = "/"
+	}
+	if _, ok := r.Header["Content-Length"]; ok {
+		r.Header["Content-Length"] = []string{strconv.FormatInt(r.ContentLength, 10)}
 	}
 }
 

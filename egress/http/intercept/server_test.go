@@ -108,37 +108,56 @@ func TestConnectionIsForOneAuthority(t *testing.T) {
 		"none":              {nil, "421"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn := r.dialTLS(host, "h2")
-			io.WriteString(conn, http2.ClientPreface)
-			f := http2.NewFramer(conn, conn)
-			f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-			f.WriteSettings()
-			var block strings.Builder
-			e := hpack.NewEncoder(&block)
-			for _, field := range append([]hpack.HeaderField{{Name: ":method", Value: "GET"}, {Name: ":scheme", Value: "https"}, {Name: ":path", Value: "/"}}, c.fields...) {
-				e.WriteField(field)
-			}
-			f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte(block.String()), EndHeaders: true, EndStream: true})
-			status, body := "", ""
-			for {
-				frame, err := f.ReadFrame()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if h, ok := frame.(*http2.MetaHeadersFrame); ok {
-					status = h.PseudoValue("status")
-				}
-				if d, ok := frame.(*http2.DataFrame); ok {
-					body += string(d.Data())
-				}
-				if frame.Header().StreamID == 1 && frame.Header().Flags.Has(http2.FlagDataEndStream) {
-					break
-				}
-			}
-			if status != c.status || status == "200" && body != host {
+			if status, body := r.sendFields(c.fields...); status != c.status || status == "200" && body != host {
 				t.Errorf("status %s, the host saw %q", status, body)
 			}
 		})
+	}
+}
+
+// sendFields sends one GET request with these fields over HTTP/2, and returns the response.
+func (r *rig) sendFields(fields ...hpack.HeaderField) (status, body string) {
+	r.t.Helper()
+	conn := r.dialTLS(host, "h2")
+	io.WriteString(conn, http2.ClientPreface)
+	f := http2.NewFramer(conn, conn)
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	f.WriteSettings()
+	var block strings.Builder
+	e := hpack.NewEncoder(&block)
+	for _, field := range append([]hpack.HeaderField{{Name: ":method", Value: "GET"}, {Name: ":scheme", Value: "https"}, {Name: ":path", Value: "/"}}, fields...) {
+		e.WriteField(field)
+	}
+	f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte(block.String()), EndHeaders: true, EndStream: true})
+	for {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if h, ok := frame.(*http2.MetaHeadersFrame); ok {
+			status = h.PseudoValue("status")
+		}
+		if d, ok := frame.(*http2.DataFrame); ok {
+			body += string(d.Data())
+		}
+		if frame.Header().StreamID == 1 && frame.Header().Flags.Has(http2.FlagDataEndStream) {
+			return status, body
+		}
+	}
+}
+
+// A policy that counts bytes would count a negative length.
+func TestLengthsAreTheBodys(t *testing.T) {
+	r := start(t, nil, func(_ *rig, d *Destination, _ *UpstreamConfig) {
+		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			io.WriteString(w, strings.Join(req.Header["Content-Length"], ","))
+		})
+	})
+	for sent, want := range map[string]string{"-100": "0", "none": "0", "5": "0", "0": "0"} {
+		status, body := r.sendFields(hpack.HeaderField{Name: ":authority", Value: host}, hpack.HeaderField{Name: "content-length", Value: sent})
+		if status != "200" || body != want {
+			t.Errorf("length %s: status %s, handlers see %q", sent, status, body)
+		}
 	}
 }
 
