@@ -17,6 +17,10 @@ const (
 	// names of 255 bytes and options, and resolvers send no more than fits in an
 	// Ethernet frame.
 	maxQuery = 1500
+	// maxSYN bounds the first packet of a connection in bytes, which is held until the
+	// Handler has decided. Only TCP Fast Open has data in it, which the listener does not
+	// support.
+	maxSYN = 1500
 	// quoted is how many bytes of the original packet an ICMP error repeats: its IP
 	// header and 8 bytes, RFC 792.
 	quoted = header.IPv4MinimumSize + 8
@@ -57,7 +61,7 @@ func (s *Stack) packet(b []byte) (more bool) {
 // segment handles the first segment of a connection; the others do not leave the device.
 func (s *Stack) segment(ip header.IPv4) {
 	tcp := header.TCP(ip.Payload())
-	if len(tcp) < header.TCPMinimumSize || !unicast(ip.DestinationAddress()) ||
+	if len(tcp) < header.TCPMinimumSize || len(ip) > maxSYN || !unicast(ip.DestinationAddress()) ||
 		tcp.Flags()&(header.TCPFlagSyn|header.TCPFlagAck|header.TCPFlagRst) != header.TCPFlagSyn {
 		return
 	}

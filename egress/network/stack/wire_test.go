@@ -59,12 +59,18 @@ func TestInvalidPacketsAreDropped(t *testing.T) {
 	defer theirs.Close()
 	var mu sync.Mutex
 	var got []string
-	s := newOnPair(t, ours, Limits{}, handler{dns: func(_ context.Context, _ netip.Addr, query []byte) []byte {
+	receive := func(what string) {
 		mu.Lock()
 		defer mu.Unlock()
-		got = append(got, string(query))
-		return query
-	}})
+		got = append(got, what)
+	}
+	s := newOnPair(t, ours, Limits{}, handler{
+		tcp: func(_ context.Context, f *Flow) { receive(f.Destination().String()) },
+		dns: func(_ context.Context, _ netip.Addr, query []byte) []byte {
+			receive(string(query))
+			return query
+		},
+	})
 	t.Cleanup(func() { _ = s.Close() })
 	first, later, foreign := queryPacket("1"), queryPacket("2"), queryPacket("3")
 	first.SetFlagsFragmentOffset(header.IPv4FlagMoreFragments, 0)
@@ -76,6 +82,7 @@ func TestInvalidPacketsAreDropped(t *testing.T) {
 	for _, packet := range [][]byte{
 		first, later, foreign, options, {0x45}, {0x60, 0, 0, 0},
 		queryPacket("short")[:30], // its header declares a greater length
+		tcpPacket(header.TCPFlagSyn, 1024, 443, 0, make([]byte, maxSYN)),
 		queryPacket("valid"),
 	} {
 		if _, err := theirs.Write(packet); err != nil {
