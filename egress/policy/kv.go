@@ -2,7 +2,9 @@ package policy
 
 import (
 	"encoding/binary"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/doze-run/doze/egress/secret"
@@ -15,6 +17,9 @@ const (
 	maxValue      = 4 << 10 // bytes
 	maxStored     = 1 << 20 // bytes of keys and values
 	maxNamespaces = 10_000  // of all policies; further namespaces cannot store values
+	// maxTotal bounds the bytes that all policies store in namespaces of one name, which is
+	// their owner's: an owner may push a hundred policies.
+	maxTotal = 16 << 20
 )
 
 // kv holds the stored values of all policies.
@@ -22,6 +27,7 @@ type kv struct {
 	persistence
 	mu     sync.Mutex
 	spaces map[string]*space
+	totals map[string]*atomic.Int64 // bytes by namespace
 }
 
 // space holds the values that one policy has stored in one namespace.
@@ -29,7 +35,8 @@ type space struct {
 	mu      sync.Mutex
 	entries map[string]entry
 	size    int
-	gone    bool // no longer in kv
+	total   *atomic.Int64 // size of all spaces of the namespace; may be nil
+	gone    bool          // no longer in kv
 
 	changed uint16 // a bit for each page that has changed since it was written; see mark
 	notify  chan<- struct{}
@@ -83,9 +90,13 @@ func (k *kv) space(name string, now time.Time) *space {
 		return nil
 	}
 	if k.spaces == nil {
-		k.spaces = map[string]*space{}
+		k.spaces, k.totals = map[string]*space{}, map[string]*atomic.Int64{}
 	}
-	s := &space{entries: map[string]entry{}, notify: k.changed}
+	_, namespace, _ := strings.Cut(name, "\x00")
+	if k.totals[namespace] == nil {
+		k.totals[namespace] = new(atomic.Int64)
+	}
+	s := &space{entries: map[string]entry{}, total: k.totals[namespace], notify: k.changed}
 	k.spaces[name] = s
 	return s
 }
@@ -96,6 +107,7 @@ func (k *kv) forget(name string) {
 	defer k.mu.Unlock()
 	if s := k.spaces[name]; s != nil {
 		s.mu.Lock()
+		s.grow(-s.size)
 		s.gone = true
 		s.mu.Unlock()
 		delete(k.spaces, name)
@@ -131,7 +143,7 @@ func (s *space) expire(now time.Time) {
 }
 
 func (s *space) remove(key string) {
-	s.size -= len(key) + len(s.entries[key].value)
+	s.grow(-len(key) - len(s.entries[key].value))
 	delete(s.entries, key)
 	s.mark(1 << pageOf(key))
 }
@@ -160,8 +172,8 @@ func (s *space) set(key string, value []byte, ttl time.Duration, now time.Time) 
 	if len(key) == 0 || len(key) > maxKey || len(value) > maxValue || ttl < 0 {
 		return secret.ErrBadArgument
 	}
-	if !s.fits(key, value) {
-		if s.expire(now); !s.fits(key, value) {
+	if !s.reserve(key, value) {
+		if s.expire(now); !s.reserve(key, value) {
 			return secret.ErrLimit
 		}
 	}
@@ -169,22 +181,35 @@ func (s *space) set(key string, value []byte, ttl time.Duration, now time.Time) 
 	if ttl > 0 {
 		e.expires = now.Add(ttl)
 	}
-	if _, ok := s.entries[key]; ok {
-		s.remove(key)
-	}
 	s.entries[key] = e
-	s.size += len(key) + len(value)
 	s.mark(1 << pageOf(key))
 	return nil
 }
 
-func (s *space) fits(key string, value []byte) bool {
-	count, size := len(s.entries)+1, s.size+len(key)+len(value)
+// reserve counts a value that is stored next, or returns false if it exceeds a limit.
+func (s *space) reserve(key string, value []byte) bool {
+	count, growth := len(s.entries)+1, len(key)+len(value)
 	if old, ok := s.entries[key]; ok {
 		count--
-		size -= len(key) + len(old.value)
+		growth -= len(key) + len(old.value)
 	}
-	return count <= maxKeys && size <= maxStored
+	if count > maxKeys || s.size+growth > maxStored {
+		return false
+	}
+	if total := s.grow(growth); growth > 0 && total > maxTotal {
+		s.grow(-growth)
+		return false
+	}
+	return true
+}
+
+// grow adds n bytes to the sizes, and returns the size of the namespace.
+func (s *space) grow(n int) (total int64) {
+	s.size += n
+	if s.total == nil {
+		return 0
+	}
+	return s.total.Add(int64(n))
 }
 
 // add adds delta to a counter and returns the sum. A counter is 8 bytes, little-endian,

@@ -116,6 +116,48 @@ func TestANamespaceIsBounded(t *testing.T) {
 	}
 }
 
+// Otherwise an owner could fill the node's memory with many policies.
+func TestPoliciesOfANamespaceAreBoundedTogether(t *testing.T) {
+	var k kv
+	now := time.Now()
+	fill := func(policy, namespace string) (err error) {
+		k.use(spaceName(policy, namespace), now, func(s *space) {
+			for i := range 250 {
+				if err = s.set(fmt.Sprintf("key-%03d", i), make([]byte, maxValue), 0, now); err != nil {
+					return
+				}
+			}
+		})
+		return err
+	}
+	const full = maxTotal / (250 * (maxValue + len("key-000")))
+	for i := range full {
+		if err := fill(fmt.Sprint(i), "ann"); err != nil {
+			t.Fatalf("policy %d: %v", i, err)
+		}
+	}
+	if err := fill("more", "ann"); !errors.Is(err, secret.ErrLimit) {
+		t.Errorf("one policy more: %v", err)
+	}
+	if err := fill("0", "ann"); err != nil {
+		t.Errorf("replaced values: %v", err)
+	}
+	if err := fill("0", "bob"); err != nil {
+		t.Errorf("another namespace: %v", err)
+	}
+	k.forget(spaceName("0", "ann"))
+	if err := fill("more", "ann"); err != nil {
+		t.Errorf("after a policy was deleted: %v", err)
+	}
+	for i := range full {
+		k.forget(spaceName(fmt.Sprint(i), "ann"))
+	}
+	k.forget(spaceName("more", "ann"))
+	if n := k.totals["ann"].Load(); n != 0 {
+		t.Errorf("%d bytes are counted without values", n)
+	}
+}
+
 func TestNamespacesAreBoundedInNumber(t *testing.T) {
 	var k kv
 	now := time.Now()

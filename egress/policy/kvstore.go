@@ -88,7 +88,7 @@ func (k *kv) load(ctx context.Context, now time.Time) error {
 				continue
 			}
 			s.entries[key] = e
-			s.size += len(key) + len(e.value)
+			s.grow(len(key) + len(e.value))
 		}
 		return nil
 	})
