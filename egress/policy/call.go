@@ -57,7 +57,7 @@ type call struct {
 	writer    http.ResponseWriter
 	r         *http.Request
 	denied    *Denial
-	header    guard     // of the request, and of the response
+	weights   [4]weight // by kind of header, of the phase
 	body      body      // of the request
 	own       response  // the guest's own response, before next
 	signs     int       // signatures made or attempted
@@ -68,9 +68,9 @@ func (c *call) begin(i *instance, limit time.Duration) {
 	*c = call{Context: context.Background(), instance: i, features: i.features, limit: limit}
 }
 
-// run starts the clock of a phase.
+// run starts a phase, with its clock.
 func (c *call) run(p phase) {
-	c.phase = p
+	c.phase, c.weights = p, [4]weight{} // a response that was buffered has another header
 	c.spent, c.last = 0, time.Now()
 }
 

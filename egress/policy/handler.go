@@ -150,14 +150,13 @@ func (c *call) changeHeader(s []uint64, add bool) {
 func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
 	c.inExchange()
 	var header *http.Header
-	var limits *weight
 	switch kind {
 	case requestHeader, requestTrailer:
 		if change {
 			c.beforeNext("changes the request's header or trailer")
 		}
-		if header, limits = &c.r.Header, &c.header.request; kind == requestTrailer {
-			header, limits = &c.r.Trailer, &c.header.trailer
+		if header = &c.r.Header; kind == requestTrailer {
+			header = &c.r.Trailer
 		}
 	case responseHeader, responseTrailer:
 		if c.phase == afterNext && c.buffer == nil && !change {
@@ -167,8 +166,8 @@ func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
 			return c.writer.Header(), nil
 		}
 		r := c.currentResponse("changes the response's header or trailer")
-		if header, limits = &r.header, &c.header.response; kind == responseTrailer {
-			header, limits = &r.trailer, &c.header.trailer
+		if header = &r.header; kind == responseTrailer {
+			header = &r.trailer
 		}
 	default:
 		fail("unknown kind of header: %d", kind)
@@ -176,7 +175,7 @@ func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
 	if *header == nil && change {
 		*header = http.Header{}
 	}
-	return *header, limits
+	return *header, &c.weights[kind]
 }
 
 // trailersOf returns the trailers in the header of a response that was sent.

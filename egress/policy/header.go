@@ -23,9 +23,7 @@ var reserved = map[string]bool{
 	"Proxy-Authorization": true, "Proxy-Authenticate": true,
 }
 
-// guard bounds the fields that policies add to headers.
-type guard struct{ request, response, trailer weight }
-
+// weight bounds the fields that a policy adds to a header or trailer.
 type weight struct {
 	known         bool
 	fields, bytes int
