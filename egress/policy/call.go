@@ -186,13 +186,10 @@ func (c *call) string(at, n uint64, limit int) string {
 	return string(b[:min(len(b), limit+1)])
 }
 
-// maxStep is the number of bytes of a guest's memory that a host function processes
-// between two reads of the clock. They take some 100 µs.
-const maxStep = 64 << 10
-
-// steps calls f with parts of b, and counts the time.
-func (c *call) steps(b []byte, f func(part []byte)) {
-	for part := range slices.Chunk(b, maxStep) {
+// steps calls f with parts of b of at most size bytes, and counts the time. f should take
+// 100 µs or so for a part.
+func (c *call) steps(b []byte, size int, f func(part []byte)) {
+	for part := range slices.Chunk(b, size) {
 		f(part)
 		c.tick()
 	}

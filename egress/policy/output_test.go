@@ -8,8 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tetratelabs/wazero/api"
+
 	. "github.com/doze-run/doze/egress/internal/wat"
 	"github.com/doze-run/doze/egress/policy/policylog"
+	"github.com/doze-run/doze/loglimit"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -94,6 +97,32 @@ func TestLinesHaveTheExchangeInWhichTheyWereWritten(t *testing.T) {
 			t.Errorf("the node's log has no %s: %s", attribute, log.String())
 		}
 	}
+}
+
+// linear is the memory of a guest.
+type linear struct {
+	api.Memory
+	bytes []byte
+}
+
+func (m linear) Read(at, n uint32) ([]byte, bool) { return m.bytes[at : at+n], true }
+
+// A line takes as long as hundreds of other bytes, and the time between two reads of the
+// clock counts as a millisecond at most.
+func TestGuestsThatWriteManyLinesAreStopped(t *testing.T) {
+	const list = "\x08\x00\x00\x00\x00\x00\x01\x00" // one buffer: 64 KiB at 8
+	lines := 0
+	log := &logger{slog.New(slog.DiscardHandler), func(policylog.Line) { lines++ }, loglimit.New(1, 1)}
+	c := &call{
+		limit:  -1, // exceeded when the clock is read
+		memory: linear{bytes: []byte(list + strings.Repeat("x\n", 32<<10))}, instance: &instance{output: output{logger: log}},
+	}
+	defer func() {
+		if _, stopped := recover().(*failure); !stopped || lines > writeStep {
+			t.Errorf("stopped %v, after %d lines", stopped, lines)
+		}
+	}()
+	c.fdWrite(1, 0, 1, 0)
 }
 
 func TestInvalidHeaderNamesHaveNoValues(t *testing.T) {

@@ -18,8 +18,14 @@ const (
 	wasiTooBig = 1
 )
 
-// maxWrites bounds the buffers of one fd_write.
-const maxWrites = 1024
+const (
+	// maxWrites bounds the buffers of one fd_write.
+	maxWrites = 1024
+	// writeStep and randomStep are the sizes of the parts for call.steps. Each byte of
+	// output may end a line, which takes longer than a hundred other bytes.
+	writeStep  = 256
+	randomStep = 64 << 10
+)
 
 // wasiFunctions implement the part of WASI preview 1 that programs without files need:
 // clocks, random numbers, and an output that is logged. There are no arguments,
@@ -43,7 +49,7 @@ var wasiFunctions = append([]function{
 		})
 	}},
 	{"random_get", params(2), params(1), func(c *call, s []uint64) {
-		c.steps(c.bytes(s[0], s[1]), func(part []byte) { rand.Read(part) }) // does not fail
+		c.steps(c.bytes(s[0], s[1]), randomStep, func(part []byte) { rand.Read(part) }) // does not fail
 		s[0] = wasiOK
 	}},
 	{"fd_write", params(4), params(1), func(c *call, s []uint64) {
@@ -145,7 +151,7 @@ func (c *call) fdWrite(fd, list, count, out uint32) uint64 {
 	for i := range count {
 		buffer := c.bytes(uint64(list+8*i), 8)
 		at, n := binary.LittleEndian.Uint32(buffer), binary.LittleEndian.Uint32(buffer[4:])
-		c.steps(c.bytes(uint64(at), uint64(n)), func(part []byte) { c.instance.output.write(part, c.chain) })
+		c.steps(c.bytes(uint64(at), uint64(n)), writeStep, func(part []byte) { c.instance.output.write(part, c.chain) })
 		total += n
 	}
 	binary.LittleEndian.PutUint32(c.bytes(uint64(out), 4), total)
