@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -172,6 +173,42 @@ func TestDeletedPoliciesLoseTheirStoredValues(t *testing.T) {
 	}
 	b.push("count", counting())
 	count("c.web.test", "1")
+}
+
+// Otherwise a policy that counts requests would not count any more.
+func TestPoliciesThatArePushedAgainStoreValuesDuringEarlierRequests(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	began, end := make(chan struct{}), make(chan struct{})
+	b.servers.handle(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/earlier" {
+			close(began)
+			<-end
+		}
+	})
+	push := func() {
+		b.push("count", counting())
+		b.rules(through("a.web.test", "count", ""))
+	}
+	push()
+	request := newRequest(t, "GET", "https://a.web.test/earlier", nil)
+	var earlier sync.WaitGroup
+	earlier.Go(func() { _, _ = b.try(request) }) // ends with end
+	<-began
+	b.rules()
+	if err := r.DeletePolicy(testkit.Context(t), owner, "count"); err != nil {
+		t.Fatal(err)
+	}
+	push()
+	for _, want := range []string{"1", "b"} {
+		path := "/later/" + want
+		b.want(b.get("https://a.web.test"+path), 200, "")
+		if e := b.entry("a.web.test", func(e audit.Entry) bool { return e.Path == path }); !slices.Equal(e.Notes, []string{want}) {
+			t.Errorf("it notes %q, want %q", e.Notes, want)
+		}
+	}
+	close(end)
+	earlier.Wait()
 }
 
 // Two policies made from one template have equal bytes.

@@ -85,7 +85,8 @@ func (p *pool) acquire(ctx context.Context, m module, config string) (*policy.Po
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := readyKey{m.owner, m.name, m.digest, config}
-	if ready := p.ready[key]; ready != nil && ready.Retain() {
+	// A policy that was deleted and pushed again may still serve an exchange.
+	if ready := p.ready[key]; ready != nil && !ready.Forgotten() && ready.Retain() {
 		return ready, nil
 	}
 	c, err := p.compile(ctx, m)

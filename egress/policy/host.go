@@ -243,8 +243,8 @@ func (h *Host) live() []*Policy {
 }
 
 // Forget deletes the values that policies of a name have stored in a namespace, which is
-// their owner's. Values that exchanges in progress store there later are dropped. If
-// Forget returns an error, the stored values remain.
+// their owner's. Values that exchanges in progress store there later are dropped, and so are
+// their lines. If Forget returns an error, the stored values remain.
 func (h *Host) Forget(ctx context.Context, name, namespace string) error {
 	for _, p := range h.live() { // first, so that concurrently stored values are erased, too
 		if p.name == name && p.owner == namespace {

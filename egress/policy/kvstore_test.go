@@ -15,6 +15,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/doze-run/doze/egress/policy/policylog"
+	"github.com/doze-run/doze/testkit"
 )
 
 // documents is a store in memory whose operations can fail.
@@ -340,7 +343,10 @@ func TestAHostWritesWhatPoliciesStore(t *testing.T) {
 // values that such an exchange stores.
 func TestAnExchangeThatOutlivesItsPolicyStoresNothing(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.Documents = newDocuments() })
-	p := scripted(t, h, "request kv-set a 1 0", "response kv-set a 2 0", "response kv-get a")
+	m := compile(t, h, "script", guest(t, script))
+	var lines []string
+	m.Lines = func(l policylog.Line) { lines = append(lines, l.Text) }
+	p := configure(t, m, commands(t, "request kv-set a 1 0", "request log before", "response kv-set a 2 0", "response kv-get a", "response log after"))
 	_, x := exchange(p, request("GET", "/"), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := h.Forget(r.Context(), "script", ""); err != nil {
 			t.Error(err)
@@ -352,6 +358,7 @@ func TestAnExchangeThatOutlivesItsPolicyStoresNothing(t *testing.T) {
 	if got := contents(&h.kv, spaceName("script", ""), time.Now()); len(got) != 0 {
 		t.Errorf("stored are %v", got)
 	}
+	testkit.Diff(t, "the lines", lines, []string{"before"})
 	if _, x := exchange(scripted(t, h, "request kv-set a 3 0"), request("GET", "/"), nil); x.Denied != nil {
 		t.Fatal(x.Denied)
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/loglimit"
 )
 
@@ -29,7 +30,7 @@ type Policy struct {
 	slots   chan struct{} // semaphore of instances in use
 	retains atomic.Int64  // 0: it has ended
 	owner   string
-	// forgotten means that values that exchanges in progress store are dropped; see
+	// forgotten means that values and lines of exchanges in progress are dropped; see
 	// Host.Forget.
 	forgotten atomic.Bool
 
@@ -56,7 +57,14 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 		host:   h,
 		slots:  make(chan struct{}, h.config.Instances),
 	}
-	p.logger = logger{h.config.Log.With("policy", m.name), m.Lines, loglimit.New(logRate, logBurst)}
+	p.logger = logger{log: h.config.Log.With("policy", m.name), limit: loglimit.New(logRate, logBurst)}
+	if m.Lines != nil {
+		p.logger.sink = func(l policylog.Line) {
+			if !p.forgotten.Load() { // or nothing would delete the lines
+				m.Lines(l)
+			}
+		}
+	}
 	if m.Owner != "" {
 		p.logger.log = p.logger.log.With("owner", m.Owner)
 	}
@@ -101,6 +109,10 @@ func (p *Policy) Retain() bool {
 
 // Ended reports whether the last holder has released the policy.
 func (p *Policy) Ended() bool { return p.retains.Load() <= 0 }
+
+// Forgotten reports whether Host.Forget has deleted the values of the policy. It stores none
+// any more.
+func (p *Policy) Forgotten() bool { return p.forgotten.Load() }
 
 // Release releases the policy. Its instances end when the last holder releases it;
 // exchanges in progress are holders.
