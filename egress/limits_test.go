@@ -68,6 +68,32 @@ func TestBodiesWithPlaceholdersAreBoundedInMemory(t *testing.T) {
 	}
 }
 
+func TestBodiesOfPoliciesAreBoundedInMemory(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("body", inBody())
+	b.secret("api", token, "a.web.test")
+	b.rules(through("a.web.test", "body", "api"))
+	send := func(path string) response {
+		return b.do(newRequest(t, "POST", "https://a.web.test"+path, strings.NewReader("x")))
+	}
+	b.want(send("/first"), 200, "this is")
+	m := b.find(b.sb.ID)
+	for _, pool := range []*quota.Pool{m.Usage.PolicyBodies, b.carrier.Usage.PolicyBodies} {
+		limit := int64(flow.MaxPolicyBodies)
+		if pool == m.Usage.PolicyBodies {
+			limit = flow.MaxClientPolicyBodies
+		}
+		_ = pool.TryAcquire(limit)
+		b.want(send("/more"), 503, "bytes of bodies that policies read or write")
+		pool.Release(limit)
+	}
+	b.want(send("/last"), 200, "this is")
+	b.entry("a.web.test", func(e audit.Entry) bool { return e.Path == "/last" })
+	if n := b.carrier.Usage.PolicyBodies.Used(); n != 0 {
+		t.Errorf("%d bytes are held after the requests", n)
+	}
+}
+
 func TestManyRequestsHaveSmallWindows(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")

@@ -350,7 +350,7 @@ var (
 	HTTPVersionUnsupported = define(outbound, "http_version_unsupported", http.StatusHTTPVersionNotSupported, "Unsupported HTTP version",
 		"The request has an HTTP version other than 1.0 and 1.1. The connection is closed.")
 	EgressLimitExceeded = define(outbound, "egress_limit_exceeded", http.StatusServiceUnavailable, "Too many connections or requests",
-		"The sandbox, the owner or the node has as many connections, or requests in progress, as it may. `detail` names the limit.", retryAfter(1))
+		"The sandbox, the owner or the node has as many connections, requests in progress, or bytes of their bodies in memory, as it may. `detail` names the limit.", retryAfter(1))
 	UpstreamUnreachable = define(outbound, "upstream_unreachable", http.StatusBadGateway, "Upstream unreachable",
 		"The name cannot be resolved, or the connection to the host failed.")
 	UpstreamTimeout = define(outbound, "upstream_timeout", http.StatusGatewayTimeout, "Upstream timed out",

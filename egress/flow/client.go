@@ -81,7 +81,10 @@ type Carrier struct {
 func NewCarrier(cfg Config) *Carrier {
 	c := &Carrier{
 		cfg: cfg, server: intercept.New(intercept.Config{Certificate: cfg.Certificate, Log: cfg.Log}),
-		Usage:       Usage{quota.New(MaxRequests), quota.New(MaxDials), quota.New(MaxBodies)},
+		Usage: Usage{
+			Requests: quota.New(MaxRequests), Dials: quota.New(MaxDials),
+			Bodies: quota.New(MaxBodies), PolicyBodies: quota.New(MaxPolicyBodies), Windows: quota.New(MaxWindows),
+		},
 		Connections: quota.New(0), wide: quota.New(MaxLargeWindows),
 	}
 	// Numbers of earlier runs of the node are lower, unless its clock was set back.
@@ -129,8 +132,10 @@ type Client struct {
 // outside of sandboxes.
 func (c *Carrier) NewClient(id sandbox.ID, owner string) *Client {
 	all := c.Usage
-	usage := Usage{all.Requests.Child(MaxClientRequests), all.Dials.Child(MaxClientDials), all.Bodies.Child(MaxClientBodies)}
-	return &Client{carrier: c, ID: id, Owner: owner, Usage: usage}
+	return &Client{carrier: c, ID: id, Owner: owner, Usage: Usage{
+		Requests: all.Requests.Child(MaxClientRequests), Dials: all.Dials.Child(MaxClientDials),
+		Bodies: all.Bodies.Child(MaxClientBodies), PolicyBodies: all.PolicyBodies.Child(MaxClientPolicyBodies), Windows: all.Windows.Child(MaxClientWindows),
+	}}
 }
 
 // SetTable replaces the table of the client, from its next request on.

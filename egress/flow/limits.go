@@ -20,6 +20,13 @@ const (
 	MaxBodies       = 128 << 20
 )
 
+// Limits of the bytes of bodies in memory that policies read or write, of one client and of
+// all: 64 and 512 of the largest. Without them, each request under way could hold several.
+const (
+	MaxClientPolicyBodies = 64 << 20
+	MaxPolicyBodies       = 512 << 20
+)
+
 // Limits of the connections to upstreams that are being made for requests, of one client
 // and of all. Each request under way may make one, until the upstream is known to speak
 // HTTP/2. The other half is for requests that have ended, whose connections net/http
@@ -38,11 +45,22 @@ const (
 	MaxLargeWindows       = 512
 )
 
+// Limits of the responses that are decoded with a window of up to 16 MiB, of one client and
+// of all: 256 MiB and 2 GiB. Requests beyond the limit accept codings with smaller windows
+// only. Few responses to programs are encoded in this way.
+const (
+	MaxClientWindows = 16
+	MaxWindows       = 128
+)
+
 // Usage counts the resources that requests use, of one client or of all.
 type Usage struct {
 	Requests *quota.Pool // under way
 	Dials    *quota.Pool // connections that are being made, which may outlive their requests
-	Bodies   *quota.Pool // bytes in memory
+	Bodies   *quota.Pool // bytes in memory that are searched for placeholders
+	Windows  *quota.Pool // large windows of decoders
+	// PolicyBodies counts bytes in memory that policies read or write.
+	PolicyBodies *quota.Pool
 }
 
 // SmallWindow reports whether more requests are under way than may have large windows.

@@ -79,7 +79,7 @@ func (c *Client) serve(w http.ResponseWriter, r *http.Request, to destination, r
 // throughPolicies runs the policies around send. It returns true if the response ended
 // early.
 func (q *request) throughPolicies(w http.ResponseWriter, r *http.Request, steps []policy.Step) (cut bool) {
-	chain := policy.NewChain(w, r, policy.Info{Sandbox: q.identity(), Host: q.to.host, Flow: q.to.flow})
+	chain := policy.NewChain(w, r, policy.Info{Sandbox: q.identity(), Host: q.to.host, Flow: q.to.flow, Bodies: q.Usage.PolicyBodies})
 	defer func() {
 		chain.Close()
 		q.entry.Notes = chain.Notes
@@ -228,7 +228,7 @@ func (q *request) send(w http.ResponseWriter, r *http.Request, wroteBody bool) (
 	}
 	scrubber := q.Scrubber(q.to.host, q.secrets)
 	result := q.carrier.settings.Load().Upstreams.requests.Do(w, r, intercept.Route{
-		Pool: q.Name(), Private: q.decision.Private, SmallWindow: q.SmallWindow(), Dials: q.Usage.Dials,
+		Pool: q.Name(), Private: q.decision.Private, SmallWindow: q.SmallWindow(), Dials: q.Usage.Dials, Windows: q.Usage.Windows,
 		Flow: q.to.flow, RequestID: q.id,
 	}, scrubber)
 	q.complete(result)

@@ -46,6 +46,11 @@ func (c *call) loadRequest() {
 		return
 	}
 	limit := c.instance.policy.host.config.RequestLimit
+	size := limit // unless it is known
+	if n := c.r.ContentLength; n >= 0 {
+		size = int(min(n, int64(limit)))
+	}
+	c.chain.hold(size)
 	var kept []byte
 	var err error
 	c.wait(func() { kept, err = io.ReadAll(io.LimitReader(c.r.Body, int64(limit)+1)) })
@@ -55,6 +60,7 @@ func (c *call) loadRequest() {
 	case len(kept) > limit:
 		tooLong(limit)
 	}
+	c.chain.release(int64(size - len(kept)))
 	c.body.original = bytes.NewReader(kept)
 	c.r.Body = replaced{bytes.NewReader(kept), c.r.Body}
 }
@@ -80,6 +86,7 @@ func (c *call) writeRequest(b []byte) {
 	if len(c.body.written)+len(b) > limit {
 		tooLong(limit)
 	}
+	c.chain.hold(len(b))
 	if c.body.written == nil {
 		c.body.written = []byte{}
 	}

@@ -46,6 +46,7 @@ type Chain struct {
 	awaited bool                // last is the latest entry of waiting
 	wrote   []byte              // the body that last wrote, or nil
 	denial  *Denial
+	held    int64 // bytes acquired from Bodies
 
 	sandboxJSON []byte
 }
@@ -190,8 +191,28 @@ func (c *Chain) response(w waiting, failed, cut bool) (stillFailed, stillCut boo
 	return false, cut && buffer == nil // a buffered response was not sent
 }
 
-// Close releases the instances of a request that ended early.
+// hold acquires n bytes for a body. At the limit it ends the guest.
+func (c *Chain) hold(n int) {
+	if c.Bodies == nil {
+		return
+	}
+	if c.Bodies.TryAcquire(int64(n)) != nil {
+		failWith(problem.EgressLimitExceeded, "a limit was reached: bytes of bodies that policies read or write")
+	}
+	c.held += int64(n)
+}
+
+// release releases n of the bytes that are held.
+func (c *Chain) release(n int64) {
+	if c.Bodies != nil {
+		c.Bodies.Release(n)
+		c.held -= n
+	}
+}
+
+// Close releases the instances of a request that ended early, and the memory of bodies.
 func (c *Chain) Close() {
+	c.release(c.held)
 	if i := c.running; i != nil {
 		c.running = nil
 		i.policy.drop(i)

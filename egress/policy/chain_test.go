@@ -15,6 +15,7 @@ import (
 	"testing/iotest"
 
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -373,6 +374,67 @@ func TestPoliciesChangeTrailersOfTheRequest(t *testing.T) {
 	expectNotes(t, x, "1", "x-sum,", "7,")
 	if got := fmt.Sprint(r.Trailer); got != "map[X-More:[9] X-Sum:[8]]" {
 		t.Errorf("got %s", got)
+	}
+}
+
+// A policy's body can outlive its instance: until the upstream has received it.
+func TestBodiesInMemoryAreBounded(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.RequestLimit = 100 })
+	for name, c := range map[string]struct {
+		lines  []string
+		length int64 // as declared; the body has 60 bytes
+		held   int64 // while the request is sent
+	}{
+		"read":                        {[]string{"start enable 65537", "request length 0"}, 60, 60},
+		"read, of unknown length":     {[]string{"start enable 65537", "request length 0"}, -1, 60},
+		"written":                     {[]string{"start enable 65536", "request write 0 x*30", "request write 0 x*30"}, 60, 60},
+		"read and written":            {[]string{"start enable 65537", "request upper 0"}, 60, 120},
+		"the beginning of a response": {[]string{"request write 1 x*60"}, 60, 60},
+		"not read":                    {[]string{"start enable 65537"}, 60, 0},
+	} {
+		bodies := quota.New(120)
+		sent := false
+		send := func() *result {
+			r := request("POST", "/")
+			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(strings.Repeat("x", 60))), c.length
+			sent = false
+			return run(httptest.NewRecorder(), r, Info{Bodies: bodies}, []Step{{Policy: scripted(t, h, c.lines...)}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+				if n := bodies.Used(); n != c.held {
+					t.Errorf("%s: %d bytes are held", name, n)
+				}
+				sent = true
+			}))
+		}
+		if x := send(); x.Denied != nil || !sent {
+			t.Errorf("%s: denied %+v, sent %v", name, x.Denied, sent)
+		}
+		if n := bodies.Used(); n != 0 {
+			t.Errorf("%s: %d bytes are held after the request", name, n)
+		}
+		if c.held == 0 {
+			continue
+		}
+		_ = bodies.TryAcquire(61) // another request's
+		if x := send(); x.Denied == nil || x.Denied.Code != problem.EgressLimitExceeded || sent {
+			t.Errorf("%s: denied %+v, sent %v", name, x.Denied, sent)
+		}
+		if n := bodies.Used(); n != 61 {
+			t.Errorf("%s: %d bytes are held after the denial, want 61", name, n)
+		}
+	}
+}
+
+// The fields of the upstream's response count, even if the policy had set a field before.
+func TestFieldsOfBufferedResponsesAreBounded(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "start enable 2", "request set 1 x-own 1", "response repeat 10 add 1 x-more {i}")
+	_, x := exchange(p, request("GET", "/"), func(w http.ResponseWriter, _ *http.Request) {
+		for n := range 250 {
+			w.Header().Set(fmt.Sprint("X-Field-", n), "1")
+		}
+	})
+	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "more than 256 fields") {
+		t.Errorf("got %+v", x.Denied)
 	}
 }
 

@@ -262,7 +262,11 @@ func (c *call) writeBody(kind uint32, b []byte) {
 		c.beforeNext("writes the request's body")
 		c.writeRequest(b)
 	case responseBody:
-		c.currentResponse("writes the response's body").write(b, c.instance.policy.host.config.ResponseLimit)
+		r := c.currentResponse("writes the response's body")
+		if c.phase == beforeNext { // later, Config.InstancesInAll bounds responses
+			c.chain.hold(len(b))
+		}
+		r.write(b, c.instance.policy.host.config.ResponseLimit)
 	default:
 		fail("unknown kind of body: %d", kind)
 	}

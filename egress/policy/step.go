@@ -5,6 +5,7 @@ import (
 
 	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 )
 
 // Sandbox describes the sender of a request to policies.
@@ -22,6 +23,9 @@ type Info struct {
 	Flow string
 	// Host is the normalized name of the destination.
 	Host string
+	// Bodies limits the bytes of the request's bodies and of policies' own responses that
+	// are in memory until the Chain is closed. A policy that exceeds it fails. nil: no limit.
+	Bodies *quota.Pool
 }
 
 // Limits on the notes of a request: enough for a line of the audit log.

@@ -21,17 +21,16 @@ const (
 	// maxCodings is the limit of codings per response: one is usual, two are a
 	// mistake, more are an attack.
 	maxCodings = 2
-	// maxWindow is the limit of the window of zstd, which takes memory for each
-	// response: RFC 9659 allows 8 MiB over HTTP. The windows of brotli (16 MiB) and
-	// deflate (32 KiB) are bounded by their formats.
+	// maxWindow is the limit of the window of zstd: RFC 9659 allows 8 MiB over HTTP. The
+	// windows of brotli (16 MiB) and deflate (32 KiB) are bounded by their formats.
 	maxWindow = 8 << 20
 	// maxTail limits the bytes that are read after the end of the decoded body, to
 	// receive the trailers and to reuse the connection. They are not forwarded.
 	maxTail = 64 << 10
 )
 
-// decoders has the decoders by the names of the content codings. They need little
-// memory whatever the size of the decoded body: a body that expands without end
+// decoders has the decoders by the names of the content codings. The memory that they
+// need does not depend on the size of the decoded body: a body that expands without end
 // costs its client, which has to read all of it, more than the node.
 var decoders = map[string]func(*bufio.Reader) (io.ReadCloser, error){
 	"gzip":    func(r *bufio.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) },
@@ -47,6 +46,10 @@ var decoders = map[string]func(*bufio.Reader) (io.ReadCloser, error){
 	},
 }
 
+// hasLargeWindow reports whether a decoder takes megabytes, which the first bytes of a
+// response can request. Route.Windows limits these decoders.
+func hasLargeWindow(coding string) bool { return coding == "br" || coding == "zstd" }
+
 // inflate reads zlib's format, which is the meaning of "deflate", and the raw
 // format that some servers send instead (RFC 9110, section 8.4.1.2).
 func inflate(r *bufio.Reader) (io.ReadCloser, error) {
@@ -57,10 +60,12 @@ func inflate(r *bufio.Reader) (io.ReadCloser, error) {
 	return flate.NewReader(r), nil
 }
 
-// decode returns the decoded body of a response, and adapts the header. An unknown coding
-// is an error. Closing the result leaves body open.
-func decode(res *http.Response, body io.Reader) (io.ReadCloser, error) {
+// decode returns the decoded body of a response, and adapts the header. hold
+// acquires the large windows that the decoders need, and no more. An unknown coding is an
+// error. Closing the result leaves body open.
+func decode(res *http.Response, body io.Reader, hold func(windows int) bool) (io.ReadCloser, error) {
 	var codings []string
+	windows := 0
 	for _, field := range res.Header["Content-Encoding"] {
 		for name := range strings.SplitSeq(field, ",") {
 			name = strings.ToLower(textproto.TrimString(name))
@@ -71,13 +76,18 @@ func decode(res *http.Response, body io.Reader) (io.ReadCloser, error) {
 				return nil, errors.New("has an unsupported encoding") // its name may echo the request
 			}
 			codings = append(codings, name)
+			if hasLargeWindow(name) {
+				windows++
+			}
 		}
 	}
-	if len(codings) == 0 {
-		return io.NopCloser(body), nil
-	}
-	if len(codings) > maxCodings {
+	switch {
+	case len(codings) > maxCodings:
 		return nil, fmt.Errorf("is encoded %d times", len(codings))
+	case !hold(windows):
+		return nil, errors.New("is compressed by br or zstd, and too many such responses are under way")
+	case len(codings) == 0:
+		return io.NopCloser(body), nil
 	}
 	for _, name := range []string{"Content-Encoding", "Content-Length", "Content-Digest", "Content-Md5", "Digest", "Accept-Ranges"} {
 		delete(res.Header, name)

@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -178,6 +179,51 @@ func TestUnreadableResponsesAreRefused(t *testing.T) {
 	}
 }
 
+// Some bytes of brotli make its decoder allocate 16 MiB.
+func TestLargeWindowsAreBounded(t *testing.T) {
+	accepted := make(chan string, 1)
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		accepted <- req.Header.Get("Accept-Encoding")
+		if coding := req.Header.Get("X-Coding"); coding != "" {
+			w.Header().Set("Content-Encoding", coding)
+			last := coding[strings.LastIndexByte(coding, ' ')+1:]
+			encoder := encoders[last](w)
+			io.WriteString(encoder, "text")
+			encoder.Close()
+		}
+	}), filtered(mask{}))
+	r.windows = quota.New(1)
+	get := func(coding, wantAccepted string, wantStatus int, want string) {
+		t.Helper()
+		req, _ := http.NewRequest("GET", "https://"+host+"/", nil)
+		req.Header.Set("X-Coding", coding)
+		req.Header.Set("Accept-Encoding", "gzip, br, zstd")
+		res, err := r.client(2).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body := testkit.Body(t, res)
+		if got := <-accepted; got != wantAccepted || res.StatusCode != wantStatus || !strings.Contains(body, want) {
+			t.Errorf("%q: accepts %q, got %d %s", coding, got, res.StatusCode, body)
+		}
+		<-r.results
+	}
+	get("br", "gzip, br, zstd", 200, "text")
+	get("zstd, br", "gzip, br, zstd", 502, "too many such responses")
+	if n := r.windows.Used(); n != 0 {
+		t.Fatalf("%d windows are held after the requests", n)
+	}
+	_ = r.windows.TryAcquire(1) // another request's
+	get("", "gzip", 200, "")
+	get("gzip", "gzip", 200, "text")
+	for _, unsolicited := range []string{"br", "zstd"} {
+		get(unsolicited, "gzip", 502, "too many such responses")
+	}
+	if n := r.windows.Used(); n != 1 {
+		t.Errorf("%d windows are held, want 1", n)
+	}
+}
+
 func TestInvalidEncodingAbortsTheResponse(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Encoding", "gzip")
@@ -243,15 +289,21 @@ func TestWebSocket(t *testing.T) {
 					out.Close()
 				}
 			}), options...)
+			r.windows = quota.New(1)
 			scheme := "wss"
 			if name == "plain" {
 				scheme = "ws"
 			}
-			c, _, err := websocket.Dial(t.Context(), scheme+"://"+host+"/", &websocket.DialOptions{HTTPClient: r.client(1), CompressionMode: websocket.CompressionContextTakeover})
+			c, _, err := websocket.Dial(t.Context(), scheme+"://"+host+"/", &websocket.DialOptions{
+				HTTPClient: r.client(1), CompressionMode: websocket.CompressionContextTakeover, HTTPHeader: http.Header{"Accept-Encoding": {"br"}},
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.CloseNow()
+			if n := r.windows.Used(); n != 0 {
+				t.Errorf("it holds %d windows of a decoder", n)
+			}
 			for _, message := range []string{"hello", "a " + secret + " b", "ends in TOPSECRE", "", strings.Repeat("x", 70000)} {
 				if err := c.Write(t.Context(), websocket.MessageText, []byte(message)); err != nil {
 					t.Fatal(err)

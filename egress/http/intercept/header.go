@@ -50,7 +50,7 @@ func toHost(h http.Header) {
 }
 
 // requestHeader returns the header of the forwarded request.
-func requestHeader(r *http.Request, filtered bool) http.Header {
+func requestHeader(r *http.Request) http.Header {
 	h := r.Header.Clone()
 	if h == nil {
 		h = http.Header{}
@@ -59,32 +59,30 @@ func requestHeader(r *http.Request, filtered bool) http.Header {
 	if _, ok := h["User-Agent"]; !ok {
 		h["User-Agent"] = nil // otherwise net/http adds its own
 	}
-	if filtered {
-		readable(h)
-	}
 	return h
 }
 
 // readable restricts a request to responses that a filter can read: whole ones, because a
-// secret could be fetched in pieces, and in codings that can be decoded.
-func readable(h http.Header) {
+// secret could be fetched in pieces, and in codings that can be decoded. hold
+// acquires the window for a coding with a large one.
+func readable(h http.Header, hold func(windows int) bool) {
 	delete(h, "Range")
 	delete(h, "If-Range")
 	delete(h, "Sec-Websocket-Extensions") // compression of frames
 	if accepted, ok := h["Accept-Encoding"]; ok {
-		h["Accept-Encoding"] = []string{decodable(accepted)}
+		h["Accept-Encoding"] = []string{decodable(accepted, hold)}
 	}
 }
 
 // decodable returns an Accept-Encoding with only those codings that can be decoded.
-func decodable(accepted []string) string {
+func decodable(accepted []string, hold func(windows int) bool) string {
 	var kept []string
 	for _, field := range accepted {
 		for element := range strings.SplitSeq(field, ",") {
 			element = textproto.TrimString(element)
 			name, _, _ := strings.Cut(element, ";")
 			name = strings.ToLower(textproto.TrimString(name))
-			if _, ok := decoders[name]; ok || name == identity {
+			if _, ok := decoders[name]; ok && (!hasLargeWindow(name) || hold(1)) || name == identity {
 				kept = append(kept, element)
 			}
 		}

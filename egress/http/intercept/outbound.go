@@ -80,6 +80,7 @@ type outbound struct {
 	sent     atomic.Int64
 	received atomic.Int64
 	body     *upload // nil: none
+	windows  int     // acquired from Route.Windows
 
 	mu sync.Mutex // guards w until responded
 	// responded is set when the transport has returned. 1xx responses after that are
@@ -94,6 +95,22 @@ func (o *outbound) finish() {
 	if o.body != nil {
 		o.body.Close()
 	}
+	o.holdWindows(0)
+}
+
+// holdWindows acquires or releases large windows until the request holds n. It returns false
+// if the limit was reached.
+func (o *outbound) holdWindows(n int) bool {
+	pool := o.to.Windows
+	for ; o.windows > n; o.windows-- {
+		pool.Release(1)
+	}
+	for ; o.windows < n; o.windows++ {
+		if pool != nil && pool.TryAcquire(1) != nil {
+			return false
+		}
+	}
+	return true
 }
 
 func (o *outbound) send() {
@@ -142,6 +159,10 @@ func (o *outbound) blameClient(f *Failure) *Failure {
 // request returns the request to send upstream.
 func (o *outbound) request() *http.Request {
 	r := o.r
+	header := requestHeader(r)
+	if o.filter != nil {
+		readable(header, o.holdWindows)
+	}
 	out := &http.Request{
 		Method: r.Method,
 		URL: &url.URL{
@@ -149,7 +170,7 @@ func (o *outbound) request() *http.Request {
 			Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery,
 		},
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: requestHeader(r, o.filter != nil),
+		Header: header,
 		Host:   r.Host,
 	}
 	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
@@ -210,7 +231,7 @@ func (o *outbound) respond(res *http.Response) {
 			o.fail(unreadable(o.to.host, "is partial content, which was not requested"))
 			return
 		}
-		plain, err := decode(res, body)
+		plain, err := decode(res, body, o.holdWindows)
 		if err != nil {
 			o.fail(unreadable(o.to.host, "%s", err))
 			return

@@ -22,6 +22,7 @@ import (
 
 	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/requestid"
 	"github.com/doze-run/doze/testkit"
 	"github.com/doze-run/doze/testkit/testca"
@@ -45,6 +46,7 @@ type rig struct {
 	filter      Filter
 	crowded     bool
 	smallWindow bool
+	windows     *quota.Pool
 
 	withoutTLS bool
 
@@ -107,7 +109,7 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	}
 	if d.Handler == nil {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			result := f.Do(w, req, Route{Flow: "f1", RequestID: req.Header.Get(requestid.Header), SmallWindow: r.smallWindow}, r.filter)
+			result := f.Do(w, req, Route{Flow: "f1", RequestID: req.Header.Get(requestid.Header), SmallWindow: r.smallWindow, Windows: r.windows}, r.filter)
 			r.results <- result
 			if result.Cut {
 				panic(http.ErrAbortHandler)

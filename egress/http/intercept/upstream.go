@@ -78,6 +78,10 @@ type Route struct {
 	// Dials limits the connections that are being made, including TLS. Some outlive their
 	// requests. nil: any number.
 	Dials *quota.Pool
+	// Windows limits the decoders of filtered responses that take megabytes: 16 MiB for br
+	// and some 10 MiB for zstd. Beyond the limit, requests do not accept these codings. nil:
+	// any number.
+	Windows *quota.Pool
 	// Flow and RequestID identify the request in refusals. RequestID is the client's
 	// X-Request-Id, or empty: the header of the request may have become a secret.
 	Flow, RequestID string

@@ -26,6 +26,7 @@ func (o *outbound) upgrade(res *http.Response) {
 		o.fail(unreadable(o.to.host, "negotiated WebSocket extensions that were not requested"))
 		return
 	}
+	o.holdWindows(0)
 	o.clean(res.Header)
 	res.Header["Connection"], res.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
 	conn, buffered, err := http.NewResponseController(o.w).Hijack()

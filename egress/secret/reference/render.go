@@ -12,9 +12,9 @@ import (
 	"github.com/doze-run/doze/egress/secret"
 )
 
-// MaxBody is the maximum length of a body in which references are rendered: it is
-// held in memory, as it was when a policy wrote it. Policies have no more memory.
-const MaxBody = 16 << 20
+// MaxBody is the maximum length of a body in which references are rendered: a policy may
+// write as much. The values in it may have as much again, because all of it is in memory.
+const MaxBody = 1 << 20
 
 // Render replaces references by values in the values of headers and trailers, in the path,
 // in the query and, if a policy wrote it, in the body, and returns the secrets that are now
