@@ -40,11 +40,9 @@ func (c *connection) splice(ctx context.Context, client *peekedConn, server net.
 	}
 	back.Wait()
 	e := audit.Entry{Verdict: audit.Allow, Address: remote(server), BytesOut: out, BytesIn: in}
-	var denied *deniedError
-	switch err := errors.Join(errOut, errIn); {
-	case errors.As(err, &denied):
+	if denied, ok := errors.AsType[*deniedError](errOut); ok {
 		e.Verdict, e.Reason = audit.Deny, denied.reason
-	case errOut != nil && errIn != nil && ctx.Err() == nil:
+	} else if errOut != nil && errIn != nil && ctx.Err() == nil {
 		e.Reason = "the connection was cut"
 	}
 	c.record(e)

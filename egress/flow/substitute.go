@@ -52,7 +52,7 @@ type refusable struct{ io.ReadCloser }
 
 func (b refusable) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if refused := (*placeholder.RefusedError)(nil); errors.As(err, &refused) {
+	if _, ok := errors.AsType[*placeholder.RefusedError](err); ok {
 		err = &intercept.Failure{Code: problem.PlaceholderNotAllowed, Reason: err.Error(), Err: err, Denied: true}
 	}
 	return n, err

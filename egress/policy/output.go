@@ -69,9 +69,7 @@ type output struct {
 
 // remember stores the first maxTail bytes of an exchange's output.
 func (o *output) remember(p []byte) {
-	if room := maxTail - len(o.tail); room > 0 {
-		o.tail = append(o.tail, p[:min(room, len(p))]...)
-	}
+	o.tail = append(o.tail, p[:min(len(p), maxTail-len(o.tail))]...)
 }
 
 // log forwards a line that the guest logged, and remembers it.

@@ -79,8 +79,8 @@ func (g *glob) match(text string, e *effort) bool {
 	return g.matchInner(text, e)
 }
 
-// matchInner follows all ways to match in parallel: reached has the positions in the text
-// up to which the pattern fits so far.
+// matchInner follows all possible matches in parallel: reached has the positions in the text
+// up to which the beginning of the pattern matches.
 func (g *glob) matchInner(text string, e *effort) bool {
 	reached := make([]bool, len(text)+1)
 	reached[0] = true
@@ -92,7 +92,7 @@ func (g *glob) matchInner(text string, e *effort) bool {
 	return g.extend(reached, text, g.deep, e) && reached[len(text)]
 }
 
-// extend adds what a star matches after each place.
+// extend adds the positions up to which a star matches after each reached position.
 func (g *glob) extend(reached []bool, text string, deep bool, e *effort) bool {
 	for i := range len(text) { // bytes
 		if reached[i] && (deep || text[i] != g.separator) {
@@ -102,9 +102,9 @@ func (g *glob) extend(reached []bool, text string, deep bool, e *effort) bool {
 	return e.spend(len(reached))
 }
 
-// advance moves each place behind the text of a piece, where it stands there. It
-// returns false if it stands nowhere. The last place is first, so that none is
-// moved twice.
+// advance moves each reached position behind the text of a piece, or removes it if the text
+// differs. It returns false if none is left. It begins with the last position, so that none
+// is moved twice.
 func advance(reached []bool, text, piece string, e *effort) (found bool) {
 	steps := len(reached)
 	for i := len(text); i >= 0; i-- {

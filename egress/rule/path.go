@@ -9,8 +9,7 @@ import (
 )
 
 // A path can be read in several ways: servers differ in what they decode, merge
-// and cut off, and in which order. A rule is sure of a path when every reading
-// says the same; see match for what becomes of the others.
+// and cut off, and in which order. If a rule matches some readings only, its match is unsure.
 
 // maxReadings bounds the work for a path.
 const maxReadings = 24 // three decodings, each with or without three changes
@@ -27,7 +26,7 @@ func readings(sent string) []string {
 		return nil
 	}
 	if once == sent && !strings.ContainsAny(sent, `\;`) && !strings.Contains(sent, "//") && !strings.Contains(sent, "/.") {
-		return []string{once} // as almost always
+		return []string{once} // almost always
 	}
 	all := make([]string, 0, maxReadings)
 	for _, p := range []string{decodeNames(sent), once, decodeNames(once), unescape(once)} {

@@ -91,7 +91,7 @@ type shadow struct {
 	hosts []string // those that are denied; none if all are
 }
 
-// allowed finds the rules that allow requests which another one denies.
+// allowed returns a text such as `"a" and "b" (b.example.com) allow`.
 func allowed(shadows []shadow) string {
 	var names []string
 	for _, s := range shadows[:min(len(shadows), maxNames)] {
@@ -111,8 +111,8 @@ func allowed(shadows []shadow) string {
 	return strings.Join(names[:last], ", ") + " and " + names[last] + " allow"
 }
 
-// shadowed returns the rules that never apply to some host, as deny is about all
-// requests to it that they are about.
+// shadowed returns the rules that never apply to some of their hosts, because deny matches
+// all requests to these hosts that the rule matches.
 func (w *warner) shadowed(deny *compiled) []shadow {
 	var list []shadow
 	for i, r := range w.layer.all() {
@@ -162,8 +162,8 @@ func (c *compiled) coversHosts(other *compiled, defined *Presets) (hosts []strin
 // catchAll reports whether the rule matches everything.
 func (c *compiled) catchAll() bool { return c.hosts.every && !c.inspects && len(c.Ports) == 0 }
 
-// coversRequests reports whether the rule matches all that other does, whatever their
-// hosts. It may say no where it does.
+// coversRequests reports whether the rule matches all requests that other matches, whatever
+// their hosts. It may return false although it does: globs are compared as texts.
 func (c *compiled) coversRequests(other *compiled) bool {
 	if c.Scheme != "" && c.Scheme != other.Scheme {
 		return false

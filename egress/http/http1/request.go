@@ -300,7 +300,7 @@ func (b *requestBody) readTrailers() error {
 		case err == io.EOF:
 			return io.ErrUnexpectedEOF
 		case err != nil:
-			return fmt.Errorf("http1: reading trailers: %w", err)
+			return fmt.Errorf("http1: read trailers: %w", err)
 		case !bytes.HasSuffix(line, []byte("\r\n")) || len(section)+len(line) > maxTrailers:
 			return errors.New("http1: malformed or too long trailer section")
 		}

@@ -142,7 +142,7 @@ func (b *body) instruction() {
 		}
 		b.open = append(b.open, s)
 	case op == 0x0b: // end
-		b.endFunction()
+		b.closeBlock()
 	case op == 0x10, op == 0xd2: // call, ref.func
 		b.index()
 	case op == 0xfc:
@@ -154,7 +154,8 @@ func (b *body) instruction() {
 	}
 }
 
-func (b *body) endFunction() {
+// closeBlock sets the price of the block that an end closes, or of the function.
+func (b *body) closeBlock() {
 	last := len(b.open) - 1
 	s := b.open[last]
 	b.open = b.open[:last]

@@ -39,7 +39,7 @@ func (m *parser) joinData(r *reader) []byte {
 // joiner joins segments with small gaps between them: the bytes of a gap are zero, unless
 // an earlier segment has filled them.
 type joiner struct {
-	out      []byte   // room for the number of segments, and the segments
+	out      []byte   // space for the number of segments, and the segments
 	segments int      // in out
 	begun    bool     // the last one can be extended:
 	offset   uint64   // where it begins in memory

@@ -25,23 +25,23 @@ const (
 // levels in their order.
 var levels = []Level{Debug, Info, Warn, Error}
 
-// Line is what a policy wrote, with its function log or to its output.
+// Line is a line that a policy logged, or wrote to its output.
 type Line struct {
-	// Seq rises by one with each line of a policy. It goes on rising when the node
-	// restarts, unless its clock was set back.
+	// Seq increases by one with each line of a policy. It continues to increase after a
+	// restart of the node, unless the node's clock was set back.
 	Seq  uint64    `json:"seq"`
 	Time time.Time `json:"time"`
-	// Level is info for what was written to an output.
+	// Level is info for lines of an output.
 	Level Level `json:"level" enum:"debug,info,warn,error"`
 	// Text has no line breaks, and at most 1 KiB.
 	Text string `json:"text"`
-	// Flow is the flow in the audit log during which it was written; missing while
+	// Flow is the flow in the audit log during which the line was written; missing while
 	// an instance of the policy starts.
 	Flow        string `json:"flow,omitempty"`
 	Sandbox     string `json:"sandbox,omitempty"` // its id
 	SandboxName string `json:"sandbox_name,omitempty"`
-	// Dropped is how many lines a follower lost before this one, because it read too
-	// slowly.
+	// Dropped is the number of lines that a follower lost before this one, because it read
+	// too slowly.
 	Dropped uint64 `json:"dropped,omitempty"`
 }
 
@@ -60,7 +60,7 @@ func (f *Filter) match(l *Line) bool {
 	return l.Seq > f.After && slices.Index(levels, l.Level) >= slices.Index(levels, f.Level)
 }
 
-// Policy is a name in the hands of an owner.
+// Policy is the name of an owner's policy.
 type Policy struct{ Owner, Name string }
 
 // Limits of the stored lines, of each policy and of all: policies share the latter equally.

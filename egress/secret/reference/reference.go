@@ -59,9 +59,9 @@ type entry struct {
 	escaped bool        // consists of characters that a URL need not escape
 }
 
-// NewSet returns an empty set. resolve is called once for each secret, when its first
-// reference is made. It decides whether the secret may be used in this request (its
-// hosts, verified TLS).
+// NewSet returns an empty set. resolve is called for the first reference to a secret, and
+// for each HMAC and signature with it. It decides whether the secret may be used in this
+// request (its hosts, verified TLS).
 func NewSet(resolve func(secret.ID) ([]byte, error)) *Set {
 	return &Set{resolve: resolve}
 }

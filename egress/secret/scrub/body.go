@@ -63,7 +63,7 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// finish returns the error of r. All is out.
+// finishBody releases the piece, and returns the error of r.
 func (b *body) finishBody() error {
 	if b.piece != nil {
 		pieces.Put(b.piece)

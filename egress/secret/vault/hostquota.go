@@ -43,16 +43,16 @@ func usageOf(values []Value) hostUsage {
 // owner's secrets.
 func (s *ownerSecrets) checkHostQuota(e *entry) error {
 	own := newOwnerSecrets(map[string]*entry{e.Name: e})
-	weights := make(map[pattern]hostUsage, len(s.index))
+	usages := make(map[pattern]hostUsage, len(s.index))
 	for p, values := range s.index {
-		weights[p] = usageOf(values)
+		usages[p] = usageOf(values)
 	}
 	var full *HostFullError
 	// Each host has what is bound to it by name, or else as much as any host below the
 	// nearest pattern: *.example.com stands for one, as none has this name.
-	for p := range weights {
+	for p := range usages {
 		host := p.String()
-		if len(own.boundTo(host)) == 0 || upperBound(weights, host).fits() {
+		if len(own.boundTo(host)) == 0 || upperBound(usages, host).fits() {
 			continue
 		}
 		w := usageOf(s.boundTo(host))
@@ -68,11 +68,11 @@ func (s *ownerSecrets) checkHostQuota(e *entry) error {
 
 // upperBound returns the usage of a host. It counts a secret again for each pattern that
 // binds it. Unlike boundTo it makes no list: there may be 100,000 patterns.
-func upperBound(weights map[pattern]hostUsage, host string) hostUsage {
-	w := weights[pattern{name: host}]
+func upperBound(usages map[pattern]hostUsage, host string) hostUsage {
+	w := usages[pattern{name: host}]
 	for i := range len(host) {
 		if host[i] == '.' {
-			more := weights[pattern{name: host[i+1:], below: true}]
+			more := usages[pattern{name: host[i+1:], below: true}]
 			w.secrets += more.secrets
 			w.bytes += more.bytes
 		}
