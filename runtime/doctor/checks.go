@@ -209,6 +209,9 @@ func podman(ctx context.Context, cfg Config, args ...string) (string, error) {
 	return cfg.Host.Run(ctx, path, args...)
 }
 
+// podmanMissing is the finding of checks that need Podman.
+func podmanMissing() Finding { return failed(LevelError, "see podman", "podman is missing") }
+
 func podmanVersion(ctx context.Context, cfg Config) Finding {
 	out, err := podman(ctx, cfg, "--version")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -243,7 +246,7 @@ func programs(_ context.Context, cfg Config) Finding {
 func storage(ctx context.Context, cfg Config) Finding {
 	out, err := podman(ctx, cfg, "info", "--format", "{{.Store.GraphDriverName}}")
 	if errors.Is(err, fs.ErrNotExist) {
-		return failed(LevelError, "see podman", "podman is missing")
+		return podmanMissing()
 	}
 	if err != nil {
 		return failed(LevelError, "see the output of: "+enter+" -- podman info", "rootless podman does not work: %v", err)
@@ -274,7 +277,11 @@ func tun(_ context.Context, cfg Config) Finding {
 // network creates in a namespace of its own what a sandbox's network needs of the kernel
 // in addition to the TUN device.
 func network(ctx context.Context, cfg Config) Finding {
-	if _, err := podman(ctx, cfg, "unshare", "--", cfg.NetnsHelper, "check"); err != nil {
+	_, err := podman(ctx, cfg, "unshare", "--", cfg.NetnsHelper, "check")
+	if errors.Is(err, fs.ErrNotExist) {
+		return podmanMissing()
+	}
+	if err != nil {
 		return failed(LevelError, "modprobe -a nf_tables nft_tproxy; or a kernel with CONFIG_NF_TABLES and CONFIG_NFT_TPROXY",
 			"the network of a sandbox cannot be created: %v", err)
 	}

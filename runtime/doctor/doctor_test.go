@@ -12,8 +12,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/doze-run/doze/runtime/doctor"
 	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/doctor"
+	"github.com/doze-run/doze/testkit"
 )
 
 // host is a Host whose files are below a temporary folder.
@@ -311,6 +313,42 @@ func TestAppArmorProfileOfUbuntuPasses(t *testing.T) {
 	h.write(t, "/etc/apparmor.d/podman", "profile podman /usr/bin/podman flags=(unconfined) {\n  userns,\n}\n")
 	if findings := doctor.Check(t.Context(), cfg); !doctor.CanRun(findings) {
 		t.Errorf("%+v", findings)
+	}
+}
+
+func TestChecksThatNeedPodmanNameItAsMissing(t *testing.T) {
+	h, cfg := healthyHost(t)
+	h.remove(t, "/usr/bin/podman")
+	for _, f := range doctor.Check(t.Context(), cfg) {
+		if !f.OK && (f.Detail != "podman is missing" || !strings.Contains(f.Remedy, "podman")) {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// Podman starts processes that may outlive it with its output open.
+func TestRunEndsWithItsContextAlthoughAProcessHasItsOutput(t *testing.T) {
+	dir := t.TempDir()
+	end, started := filepath.Join(dir, "end"), filepath.Join(dir, "started")
+	if err := unix.Mkfifo(end, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// A writer for the pipe ends the process.
+	defer func() {
+		if f, err := os.OpenFile(end, os.O_WRONLY|unix.O_NONBLOCK, 0); err == nil {
+			f.Close()
+		}
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := doctor.Machine{}.Run(ctx, "sh", "-c", `cat "$1" & : >"$2"; wait`, "sh", end, started)
+		ended <- err
+	}()
+	testkit.Eventually(t, "the process is started", func() bool { _, err := os.Stat(started); return err == nil })
+	cancel()
+	if err := testkit.Receive(t, "the end of the command", ended); err == nil {
+		t.Error("the command that was killed succeeded")
 	}
 }
 

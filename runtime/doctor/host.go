@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -66,7 +67,9 @@ func (Machine) Find(command string) (string, error) {
 }
 
 func (Machine) Run(ctx context.Context, command string, args ...string) (string, error) {
-	out, err := exec.CommandContext(ctx, command, args...).Output()
+	cmd := exec.CommandContext(ctx, command, args...)
+	cmd.WaitDelay = time.Second // a process that the command has started may have its output open
+	out, err := cmd.Output()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		text := strings.TrimSpace(string(exit.Stderr))
 		if last := text[strings.LastIndexByte(text, '\n')+1:]; last != "" {
