@@ -94,10 +94,13 @@ func linkTo(program, path string) error {
 }
 
 // writeReadable writes a file that sandboxes can read regardless of the umask: their root is
-// another user.
+// another user. It does not write to a file that has the content: sandboxes that run have it mounted,
+// and on a full disk they would be left an empty one.
 func writeReadable(path, content string) error {
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		return err
+	if have, err := os.ReadFile(path); err != nil || string(have) != content {
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return err
+		}
 	}
 	return os.Chmod(path, 0o644)
 }

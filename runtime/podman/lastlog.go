@@ -21,19 +21,18 @@ func (e *Engine) LastLog(ctx context.Context, id sandbox.ID) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the log of %s: %w", id, e.known(id, err))
 	}
-	last = strings.TrimRight(last, "\r\n")
-	return last[:min(len(last), maxLine)], nil
+	return strings.TrimRight(last, "\r\n"), nil
 }
 
-// lastFrame requests the last line, which Podman returns in parts if it is long. A container
-// without a log has never started.
+// lastFrame requests the last line, which Podman returns in parts if it is long, and truncates it
+// to maxLine bytes. A container without a log has never started.
 func lastFrame(ctx context.Context, handle string) (string, error) {
 	frames := make(chan string)
 	read := make(chan string)
 	go func() { // ends when frames is closed
 		var line strings.Builder
 		for frame := range frames {
-			line.WriteString(frame[:min(len(frame), maxLine-min(line.Len(), maxLine))])
+			line.WriteString(frame[:min(len(frame), maxLine-line.Len())])
 		}
 		read <- line.String()
 	}()

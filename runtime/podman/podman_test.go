@@ -207,9 +207,13 @@ func TestRestartsOfAFailingServiceAreSpaced(t *testing.T) {
 	})}
 	go server.Serve(l) // until Close
 	defer server.Close()
+	var log strings.Builder
 	s := &service{
 		command: "no-such-podman", runtime: "/run/doze-crun", shared: socket, own: filepath.Join(t.TempDir(), "podman.sock"),
-		log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		log: slog.New(slog.NewTextHandler(io.MultiWriter(t.Output(), &log), nil)),
+	}
+	if err := os.WriteFile(s.logFile(), []byte("of an earlier service\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	s.start()
 	defer s.close()
@@ -227,6 +231,39 @@ func TestRestartsOfAFailingServiceAreSpaced(t *testing.T) {
 	}
 	if took, least := time.Since(began), (1<<deaths-1)*backoffMin; took < least {
 		t.Errorf("%d services in %v, which is less than %v", deaths+1, took, least)
+	}
+	s.close()
+	if n := strings.Count(log.String(), "of an earlier service"); n != 1 {
+		t.Errorf("the line of the service's log was logged %d times", n)
+	}
+}
+
+// Sandboxes that run have the files mounted when a node starts.
+func TestFilesOfRunningSandboxesAreNotWrittenAgain(t *testing.T) {
+	f := files{t.TempDir()}
+	if err := errors.Join(f.prepare("/bin/true"), f.write(id, "app")); err != nil {
+		t.Fatal(err)
+	}
+	all := []string{f.resolvConf(), f.containerEnv(), f.hosts(id), f.hostname(id)}
+	before := time.Unix(1_000_000_000, 0)
+	for _, path := range all {
+		if err := os.Chtimes(path, before, before); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(f.prepare("/bin/true"), f.write(id, "app")); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range all {
+		if info, err := os.Stat(path); err != nil || !info.ModTime().Equal(before) || info.Mode().Perm() != 0o644 {
+			t.Errorf("%s: %+v, %v", path, info, err)
+		}
+	}
+	if err := f.write(id, "other"); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(f.hostname(id)); err != nil || string(text) != "other\n" {
+		t.Errorf("the host name is %q, %v", text, err)
 	}
 }
 

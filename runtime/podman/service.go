@@ -61,7 +61,9 @@ type service struct {
 	why     error         // why conn is nil
 	changed chan struct{} // closed when conn or why changes
 
-	child *child // only supervise uses it
+	// Only supervise uses these.
+	child *child
+	tail  logTail // of logFile
 }
 
 // child is a service that this process started.
@@ -73,6 +75,7 @@ type child struct {
 // start begins supervision, which ends with close.
 func (s *service) start() {
 	s.lost, s.done, s.changed = make(chan struct{}, 1), make(chan struct{}), make(chan struct{})
+	s.tail = logTail{path: s.logFile(), log: s.log}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.end = cancel
 	go s.supervise(ctx)
@@ -228,7 +231,7 @@ func (s *service) spawn(ctx context.Context) (*connection, error) {
 		conn, err := dial(ctx, s.own, pingLimit)
 		if err == nil {
 			s.log.Info("podman service started", "pid", child.Process.Pid,
-				"took", time.Since(began).Round(time.Millisecond), "socket", s.own)
+				"duration_ms", time.Since(began).Milliseconds(), "socket", s.own)
 			return conn, nil
 		}
 		select {
@@ -254,6 +257,7 @@ func (s *service) startChild() (*child, error) {
 		return nil, err
 	}
 	defer log.Close()
+	s.tail.offset = 0 // it is empty now
 	// The path relative to the working directory is short enough for a socket.
 	cmd := exec.Command(s.command, "--cgroup-manager=cgroupfs", "--runtime="+s.runtime, "--log-level=warn",
 		"system", "service", "--time=0", "unix:///proc/self/cwd/"+filepath.Base(s.own))
@@ -279,8 +283,7 @@ func (s *service) watch(ctx context.Context, conn *connection) error {
 	if s.child != nil && conn.socket == s.own {
 		exited = s.child.exited
 	}
-	log := &logTail{path: s.logFile(), log: s.log}
-	defer log.drain()
+	defer s.tail.drain()
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
 	for failed := 0; ; {
@@ -292,7 +295,7 @@ func (s *service) watch(ctx context.Context, conn *connection) error {
 		case <-s.lost:
 		case <-tick.C:
 		}
-		log.drain()
+		s.tail.drain()
 		pctx, cancel := context.WithTimeout(ctx, pingLimit)
 		err := ping(pctx, conn.client)
 		cancel()
