@@ -121,7 +121,10 @@ func (a *app) checkStore(args []string, reset, asJSON bool) error {
 		if err != nil {
 			return err
 		}
-		finding.Detail = dir + " is empty now; its previous content is in " + aside
+		finding.Detail = dir + " is empty now"
+		if aside != "" {
+			finding.Detail += "; its previous content is in " + aside
+		}
 		return a.report([]doctor.Finding{finding}, asJSON)
 	}
 	err = store.Verify(dir)

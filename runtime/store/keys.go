@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -19,14 +20,16 @@ import (
 //	                        order is the order of the timeline
 //	d/<kind>/<name>         a document; kinds have no slash, names may
 var (
-	nodeIDKey     = []byte("n/")
-	commitsKey    = []byte("c/")
-	sandboxPrefix = []byte("s/")
-
+	nodeIDKey      = []byte("n/")
+	commitsKey     = []byte("c/")
+	sandboxPrefix  = []byte("s/")
 	snapshotPrefix = []byte("p/")
 )
 
-func sandboxKey(id sandbox.ID) []byte { return append([]byte("s/"), id...) }
+// recordKey returns the key of the record with that prefix and id.
+func recordKey(prefix []byte, id string) ([]byte, error) {
+	return slices.Concat(prefix, []byte(id)), checkID(sandbox.ID(id))
+}
 
 func eventPrefix(id sandbox.ID) []byte {
 	key := append([]byte("e/"), id...)

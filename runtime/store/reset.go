@@ -12,8 +12,8 @@ import (
 )
 
 // Reset moves the store in dir aside, to a folder next to it whose path it returns, and
-// creates an empty one for the same node. It returns ErrInUse (wrapped) if a node has the
-// store open. If it fails after the move, it returns the path as well.
+// creates an empty one for the same node. The path is empty if there was no store. Reset returns
+// ErrInUse (wrapped) if a node has the store open.
 func Reset(dir, nodeID string) (aside string, err error) {
 	if !sandbox.IsID(nodeID) {
 		return "", fmt.Errorf("invalid node id %q", nodeID)
@@ -22,15 +22,26 @@ func Reset(dir, nodeID string) (aside string, err error) {
 		return "", err
 	}
 	aside = dir + ".damaged-" + time.Now().UTC().Format("20060102T150405Z")
-	if err := os.Rename(dir, aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+	switch err := os.Rename(dir, aside); {
+	case errors.Is(err, os.ErrNotExist):
+		aside = ""
+	case err != nil:
 		return "", fmt.Errorf("move the store aside: %w", err)
 	}
+	if err := createEmpty(dir, nodeID); err != nil {
+		return "", fmt.Errorf("create an empty store in %s, whose previous content is in %q: %w", dir, aside, err)
+	}
+	return aside, nil
+}
+
+// createEmpty creates an empty store of a node.
+func createEmpty(dir, nodeID string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return aside, fmt.Errorf("create the store's folder: %w", err)
+		return err
 	}
 	db, err := badger.Open(badgerOptions(dir, discard, defaultTuning))
 	if err != nil {
-		return aside, fmt.Errorf("create an empty store in %s: %w", dir, err)
+		return err
 	}
-	return aside, errors.Join(putNodeID(db, nodeID), db.Close())
+	return errors.Join(putNodeID(db, nodeID), db.Close())
 }

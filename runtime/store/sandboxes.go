@@ -10,22 +10,33 @@ import (
 // PutSandbox implements sandbox.Store. A record of more than 800 KiB is refused
 // with a *sandbox.InvalidError.
 func (s *Badger) PutSandbox(ctx context.Context, sb sandbox.Sandbox) error {
-	if err := checkID(sb.ID); err != nil {
-		return err
-	}
-	value, err := encode("sandbox", sb, s.maxRecord)
-	if err != nil {
-		return err
-	}
-	return s.writeAndWait(ctx, &write{key: sandboxKey(sb.ID), value: value})
+	return s.putRecord(ctx, sandboxPrefix, string(sb.ID), "sandbox", sb)
 }
 
 // DeleteSandbox implements sandbox.Store.
 func (s *Badger) DeleteSandbox(ctx context.Context, id sandbox.ID) error {
-	if err := checkID(id); err != nil {
+	return s.deleteRecord(ctx, sandboxPrefix, string(id))
+}
+
+// putRecord writes the record of what with that id.
+func (s *Badger) putRecord(ctx context.Context, prefix []byte, id, what string, record any) error {
+	key, err := recordKey(prefix, id)
+	if err != nil {
 		return err
 	}
-	return s.writeAndWait(ctx, &write{key: sandboxKey(id)})
+	value, err := encode(what, record, s.maxRecord)
+	if err != nil {
+		return err
+	}
+	return s.writeAndWait(ctx, &write{key: key, value: value})
+}
+
+func (s *Badger) deleteRecord(ctx context.Context, prefix []byte, id string) error {
+	key, err := recordKey(prefix, id)
+	if err != nil {
+		return err
+	}
+	return s.writeAndWait(ctx, &write{key: key})
 }
 
 // Sandboxes implements sandbox.Store. It fails on the first unreadable record: a node that

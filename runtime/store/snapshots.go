@@ -7,34 +7,15 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-func snapshotKey(id sandbox.SnapshotID) ([]byte, error) {
-	if err := checkID(sandbox.ID(id)); err != nil {
-		return nil, err
-	}
-	return append([]byte("p/"), id...), nil
-}
-
 // PutSnapshot implements sandbox.Store. A record of more than 800 KiB is refused with a
 // *sandbox.InvalidError.
 func (s *Badger) PutSnapshot(ctx context.Context, snapshot sandbox.Snapshot) error {
-	key, err := snapshotKey(snapshot.ID)
-	if err != nil {
-		return err
-	}
-	value, err := encode("snapshot", snapshot, s.maxRecord)
-	if err != nil {
-		return err
-	}
-	return s.writeAndWait(ctx, &write{key: key, value: value})
+	return s.putRecord(ctx, snapshotPrefix, string(snapshot.ID), "snapshot", snapshot)
 }
 
 // DeleteSnapshot implements sandbox.Store.
 func (s *Badger) DeleteSnapshot(ctx context.Context, id sandbox.SnapshotID) error {
-	key, err := snapshotKey(id)
-	if err != nil {
-		return err
-	}
-	return s.writeAndWait(ctx, &write{key: key})
+	return s.deleteRecord(ctx, snapshotPrefix, string(id))
 }
 
 // Snapshots implements sandbox.Store. It fails on the first unreadable record: the disks of

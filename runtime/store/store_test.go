@@ -91,6 +91,29 @@ func TestEventsStayBoundedAcrossOpens(t *testing.T) {
 	}
 }
 
+// A failed write removes no events, although it was about to.
+func TestEventsStayBoundedAfterAFailedWrite(t *testing.T) {
+	s := openAt(t, t.TempDir(), small)
+	if err := s.AppendEvents(t.Context(), testEvents(1, 1, sandbox.MaxEvents)); err != nil {
+		t.Fatal(err)
+	}
+	wantLast(t, s, 1, sandbox.MaxEvents)
+	line := timeline{oldest: map[sandbox.ID]uint64{}}
+	write := func(extra ...encodedEvent) {
+		event := testEvent(1, sandbox.MaxEvents+1)
+		value, err := encodeEvent(event, maxEvent)
+		must(t, err)
+		events := []encodedEvent{{id: event.Sandbox, seq: event.Seq, key: eventKey(event.Sandbox, event.Seq), value: value, expires: time.Now().Add(time.Hour)}}
+		s.commit(&line, []*write{{events: append(events, extra...)}})
+	}
+	write(encodedEvent{id: testID(2), seq: 1, key: make([]byte, 1<<17)}) // longer than Badger's keys
+	write()
+	got, err := s.Events(t.Context(), testID(1), 0, 5000)
+	if err != nil || len(got) != sandbox.MaxEvents || got[0].Seq != 2 {
+		t.Errorf("got %d events, %v; want the newest %d", len(got), err, sandbox.MaxEvents)
+	}
+}
+
 func TestSecondOpenReportsTheProcessThatUsesTheFolder(t *testing.T) {
 	dir := t.TempDir()
 	first := openAt(t, dir, defaultTuning)

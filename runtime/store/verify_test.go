@@ -375,6 +375,16 @@ func TestStoreMustBelongToTheNode(t *testing.T) {
 	}
 }
 
+func TestResetNamesThePreviousContentIfThereWasAny(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	if aside, err := Reset(dir, string(sandbox.NewID())); aside != "" || err != nil {
+		t.Errorf("of a missing store: %q, %v", aside, err)
+	}
+	if aside, err := Reset(dir, string(sandbox.NewID())); err != nil || Verify(aside) != nil {
+		t.Errorf("of a store: %q, %v", aside, err)
+	}
+}
+
 func TestCommitsOnlyRise(t *testing.T) {
 	dir := t.TempDir()
 	s := openAt(t, dir, small)

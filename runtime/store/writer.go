@@ -119,12 +119,15 @@ func (s *Badger) commit(t *timeline, group []*write) {
 		}
 		return
 	}
+	if err != nil {
+		clear(t.oldest) // it may be past events that are still stored
+	}
 	for _, w := range group {
 		s.unwritten.Add(-int64(len(w.events)))
 		if w.done != nil {
 			w.done <- err
 		} else if err != nil {
-			s.log.Warn("events were not stored", "sandbox", w.events[0].id, "events", len(w.events), "error", err)
+			s.log.Warn("failed to store events", "sandbox", w.events[0].id, "events", len(w.events), "error", err)
 		}
 	}
 }
@@ -141,10 +144,8 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 	if !changes {
 		return nil
 	}
-	var commits uint64
 	if durable {
 		cost += commitCost
-		commits = s.commits.Add(1)
 	}
 	if err := s.reserve.admit(cost, onlyDeletes); err != nil {
 		return err
@@ -159,7 +160,9 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 			return fmt.Errorf("write to the store: %w", err)
 		}
 	}
+	var commits uint64
 	if durable {
+		commits = s.commits.Add(1)
 		value, err := encode("count of commits", commits, s.maxRecord)
 		if err != nil {
 			return err
