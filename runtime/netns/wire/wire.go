@@ -92,7 +92,7 @@ const header = 16
 // AppendTo appends the packet to b. It fails if the packet would exceed MaxPacket.
 func (r Request) AppendTo(b []byte) ([]byte, error) {
 	if header+len(r.ID)+len(r.Cgroup) > MaxPacket {
-		return nil, fmt.Errorf("a request of more than %d bytes", MaxPacket)
+		return nil, fmt.Errorf("request exceeds %d bytes", MaxPacket)
 	}
 	b = append(b, Version, byte(r.Op), 0, 0)
 	b = binary.LittleEndian.AppendUint32(b, r.Seq)
