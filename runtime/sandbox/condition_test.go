@@ -3,9 +3,7 @@ package sandbox_test
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -133,15 +131,7 @@ func TestConditionOutlivesTheNode(t *testing.T) {
 
 func TestConditionOfASandboxThatIsNotAdopted(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	var stranger atomic.Bool
-	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if stranger.Load() {
-			sandboxtest.UnknownGuest(w, r)
-		} else {
-			g.ServeHTTP(w, r)
-		}
-	}))
+	stranger := turnStrange(n)
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { stranger.Store(true) })
 	got := mustHaveCondition(t, n, sb.ID, sandbox.ConditionRecoveryFailed, "could not be adopted")

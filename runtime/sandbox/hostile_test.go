@@ -43,6 +43,21 @@ func hostile(events func(w http.ResponseWriter, r *http.Request)) *hostileGuest 
 	return &hostileGuest{events: events}
 }
 
+// turnStrange makes guests that start from now on usable until the returned flag is set, and then of a
+// protocol that the node does not know.
+func turnStrange(n *sandboxtest.Node) *atomic.Bool {
+	var strange atomic.Bool
+	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strange.Load() {
+			sandboxtest.UnknownGuest(w, r)
+		} else {
+			g.ServeHTTP(w, r)
+		}
+	}))
+	return &strange
+}
+
 // says sends a line and keeps the stream open.
 func says(line string) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {

@@ -1,8 +1,6 @@
 package sandbox_test
 
 import (
-	"net/http"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -92,15 +90,7 @@ func TestStopAfterCountsFromTheLastSleep(t *testing.T) {
 // The retry for what was left of a container must not end its successor.
 func TestRetriedStopSparesTheNextContainer(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	var stranger atomic.Bool
-	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if stranger.Load() {
-			sandboxtest.UnknownGuest(w, r)
-		} else {
-			g.ServeHTTP(w, r)
-		}
-	}))
+	stranger := turnStrange(n)
 	m := n.Manager
 	sb := create(t, m, "app")
 	n.Engine.Fail("stop", syscall.EIO)

@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"errors"
+	"syscall"
 	"testing"
 	"time"
 
@@ -115,6 +116,20 @@ func TestDiskIsDiscardedByTheNextWakeIfTheStopFailsTo(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.Restart(t)
+	wantFiles(t, n, id, map[string]string{})
+}
+
+func TestDiskIsNotDiscardedWhileItsContainerRunsOn(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	stranger := turnStrange(n)
+	id := newPersisting(t, n, sandbox.PersistNone)
+	n.Engine.Fail("stop", syscall.EIO)
+	n.Crash(t, func() { stranger.Store(true) })
+	n.Engine.HandleGuest(nil)
+	testkit.Eventually(t, "it is given up", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped && n.Manager.Armed(id) })
+	if _, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{}); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("snapshot: %v", err)
+	}
 	wantFiles(t, n, id, map[string]string{})
 }
 

@@ -226,6 +226,9 @@ func (b *liveSandbox) captureLocked(ctx context.Context, s *Snapshot) (moved boo
 	}
 	defer b.unlockTransition()
 	if b.state() == StateStopped {
+		if b.leftover.Load() {
+			return false, fmt.Errorf("sandbox %s is stopped, but its container has not ended: %w", b, ErrBusy)
+		}
 		if err := b.rebase(ctx); err != nil {
 			return false, err
 		}
@@ -241,9 +244,6 @@ func (b *liveSandbox) captureLocked(ctx context.Context, s *Snapshot) (moved boo
 	}
 	switch sb.State {
 	case StateStopped:
-		if b.leftover.Load() {
-			return false, fmt.Errorf("sandbox %s is stopped, but its container has not ended: %w", b, ErrBusy)
-		}
 		if s.Depth <= maxMovedDepth {
 			return true, b.move(ctx, s)
 		}
@@ -322,9 +322,12 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 	if !sb.Rebase {
 		return nil
 	}
-	// The files are of no use any more, and their number must not delay the removal.
-	if err := b.m.deps.Disks.Discard(ctx, b.id); err != nil && !errors.Is(err, ErrNoContainer) {
-		return err
+	// The files are of no use any more, and their number must not delay the removal. A container
+	// that runs on has them open.
+	if !b.leftover.Load() {
+		if err := b.m.deps.Disks.Discard(ctx, b.id); err != nil && !errors.Is(err, ErrNoContainer) {
+			return err
+		}
 	}
 	if err := b.m.deps.Engine.Remove(ctx, b.id); err != nil {
 		return err

@@ -260,15 +260,7 @@ func TestUnusableSandboxIsDetached(t *testing.T) {
 	if !errors.As(err, &version) {
 		t.Fatalf("create: %v", err)
 	}
-	var strange atomic.Bool
-	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strange.Load() {
-			sandboxtest.UnknownGuest(w, r)
-			return
-		}
-		g.ServeHTTP(w, r)
-	}))
+	strange := turnStrange(n)
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { strange.Store(true) })
 	testkit.Eventually(t, "it is given up", func() bool { return stateOf(t, n.Manager, sb.ID) == sandbox.StateStopped })

@@ -67,6 +67,16 @@ func (d *Disks) onDisk(ctx context.Context, operation string, id sandbox.ID, f f
 	return f(c)
 }
 
+// onIdleDisk is onDisk of a container that does not run, as a Manager has to ensure.
+func (d *Disks) onIdleDisk(ctx context.Context, operation string, id sandbox.ID, f func(*container) error) error {
+	return d.onDisk(ctx, operation, id, func(c *container) error {
+		if c.state == sandbox.ContainerRunning {
+			return fmt.Errorf("%s of the disk of %s, which runs", operation, id)
+		}
+		return f(c)
+	})
+}
+
 // add makes the disk of a container a snapshot; the engine's lock is held.
 func (d *Disks) add(c *container, id sandbox.SnapshotID, published bool) sandbox.DiskUsage {
 	files := maps.Clone(c.base)
@@ -113,7 +123,7 @@ func (d *Disks) Publish(ctx context.Context, _ sandbox.ID, snapshot sandbox.Snap
 
 // Move implements sandbox.Disks.
 func (d *Disks) Move(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
-	return d.onDisk(ctx, "move", id, func(c *container) error {
+	return d.onIdleDisk(ctx, "move", id, func(c *container) error {
 		d.add(c, snapshot, true)
 		c.files = map[string]string{}
 		return nil
@@ -130,7 +140,7 @@ func (d *Disks) Moved(ctx context.Context, snapshot sandbox.SnapshotID) (bool, e
 
 // Discard implements sandbox.Disks.
 func (d *Disks) Discard(ctx context.Context, id sandbox.ID) error {
-	return d.onDisk(ctx, "discard", id, func(c *container) error {
+	return d.onIdleDisk(ctx, "discard", id, func(c *container) error {
 		c.files = map[string]string{}
 		return nil
 	})
