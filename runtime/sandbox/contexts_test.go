@@ -347,6 +347,22 @@ func TestRestartsAtTheSameTimeRestartTheContext(t *testing.T) {
 	mustRun(t, m, sb.ID, "python", "get x", "NameError")
 }
 
+func TestCodeForAClosedContextLeavesNoClient(t *testing.T) {
+	withInterpreters(t)
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	c, err := m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{Language: sandbox.Python})
+	testkit.NoError(t, "OpenContext", err)
+	_, err = m.CloseContext(t.Context(), sb.ID, c.ID)
+	testkit.NoError(t, "CloseContext", err)
+	if err := m.ConnectKernel(sb.ID, c); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("error %v", err)
+	}
+	if n := m.KernelClients(sb.ID); n != 0 {
+		t.Errorf("%d clients are left", n)
+	}
+}
+
 func TestContextsAreBounded(t *testing.T) {
 	withInterpreters(t)
 	m := sandboxtest.New(t)

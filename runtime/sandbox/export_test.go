@@ -39,6 +39,20 @@ func (m *Manager) WarmWake(id ID) (end func()) {
 // ExpireLate does what the timer of a sandbox does once its TTL has passed.
 func (m *Manager) ExpireLate(id ID) error { return m.liveByID(id).expire(m.ctx) }
 
+// KernelClients counts the slots for clients of the sandbox's kernels.
+func (m *Manager) KernelClients(id ID) int {
+	b := m.liveByID(id)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.kernels.slots)
+}
+
+// ConnectKernel does what code for a context does that has been closed since it was found.
+func (m *Manager) ConnectKernel(id ID, c Context) error {
+	_, err := m.liveByID(id).connectKernel(m.ctx, c)
+	return err
+}
+
 // FeedSize is how many events the feed keeps.
 const FeedSize = feedSize
 

@@ -284,6 +284,9 @@ func (b *liveSandbox) connectKernel(ctx context.Context, c Context) (*jupyter.Ke
 	}
 	k, err := b.dialKernel(ctx, c)
 	if err != nil {
+		if b.kernelEnd(c) != nil {
+			b.dropKernel(c.Process) // no later call needs its slot
+		}
 		return nil, err
 	}
 	if setup := interpreters[c.Language].setup; setup != "" {
