@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -31,12 +30,9 @@ func (m *Manager) collectSoon() { m.spawn(m.collect) }
 func (m *Manager) collect(ctx context.Context) {
 	m.snapshots.collecting.Lock()
 	defer m.snapshots.collecting.Unlock()
-	deleted := m.snapshots.where(func(s Snapshot) bool { return s.Progress == snapshotDeleted })
-	// The newest first: they may be based on the others.
-	slices.SortFunc(deleted, func(a, b Snapshot) int { return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID)) })
-	for _, s := range deleted {
-		if ctx.Err() != nil || m.bases(s.ID) {
-			continue
+	for _, s := range m.unusedSnapshots() {
+		if ctx.Err() != nil {
+			return
 		}
 		err := m.deps.Disks.Delete(ctx, s.ID)
 		if errors.Is(err, ErrSnapshotInUse) {
@@ -51,6 +47,17 @@ func (m *Manager) collect(ctx context.Context) {
 		}
 		m.snapshots.forget(s.ID)
 	}
+}
+
+// unusedSnapshots returns the deleted snapshots that no disk is based on, the newest first: they may
+// be based on the others. No disk can become based on them.
+func (m *Manager) unusedSnapshots() []Snapshot {
+	m.snapshots.changing.Lock()
+	defer m.snapshots.changing.Unlock()
+	deleted := m.snapshots.where(func(s Snapshot) bool { return s.Progress == snapshotDeleted })
+	unused := slices.DeleteFunc(deleted, func(s Snapshot) bool { return m.bases(s.ID) })
+	slices.SortFunc(unused, newestFirst)
+	return unused
 }
 
 // bases reports whether the disk of a sandbox begins as the snapshot, also when its container
@@ -72,7 +79,7 @@ func (m *Manager) prune(ctx context.Context, id ID, keep int) {
 		return
 	}
 	old := m.snapshots.where(func(s Snapshot) bool { return s.Sandbox == id && s.Name == "" && s.Progress == snapshotDone })
-	slices.SortFunc(old, func(a, b Snapshot) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	slices.SortFunc(old, newestFirst)
 	m.expireSnapshots(ctx, old[min(keep, len(old)):])
 }
 
@@ -109,8 +116,8 @@ func (m *Manager) measureSnapshot(ctx context.Context, id SnapshotID) {
 		m.log.Warn("failed to measure a snapshot", "snapshot", id, "error", err)
 		return
 	}
-	m.snapshots.collecting.Lock() // so that it is not removed meanwhile
-	defer m.snapshots.collecting.Unlock()
+	m.snapshots.changing.Lock() // so that it is not deleted meanwhile
+	defer m.snapshots.changing.Unlock()
 	s, ok := m.snapshots.get(id)
 	if !ok || s.Progress != snapshotDone {
 		return

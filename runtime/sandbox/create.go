@@ -45,16 +45,11 @@ type CreateRequest struct {
 // did not start. After an error nothing is left of the sandbox.
 func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, created bool, err error) {
 	b, created, err := m.findOrClaim(req)
+	if err == nil {
+		err = b.awaitMade(ctx)
+	}
 	if err != nil {
 		return Sandbox{}, false, err
-	}
-	select {
-	case <-b.made:
-	case <-ctx.Done():
-		return Sandbox{}, false, ctx.Err()
-	}
-	if b.makeErr != nil {
-		return Sandbox{}, false, b.makeErr
 	}
 	if !created && (b.isGone() || b.state() == StateDestroyed) {
 		return Sandbox{}, false, fmt.Errorf("sandbox %q: %w", req.Name, ErrDestroyed)
@@ -62,11 +57,22 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, cr
 	return b.sandbox(), created, nil
 }
 
+// awaitMade waits for the end of the creation and returns its error, or ctx.Err() when ctx ends
+// first.
+func (b *liveSandbox) awaitMade(ctx context.Context) error {
+	select {
+	case <-b.made:
+		return b.makeErr
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // findOrClaim begins the creation, or returns the sandbox with the name of the request.
 func (m *Manager) findOrClaim(req CreateRequest) (b *liveSandbox, created bool, err error) {
 	if req.Snapshot != "" { // which must not be removed before the sandbox is known
-		m.snapshots.collecting.Lock()
-		defer m.snapshots.collecting.Unlock()
+		m.snapshots.changing.Lock()
+		defer m.snapshots.changing.Unlock()
 	}
 	sb, err := m.draft(req)
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // SnapshotID names a snapshot permanently: 12 characters of [a-z0-9].
@@ -75,7 +77,10 @@ const (
 type snapshots struct {
 	mu   sync.Mutex
 	byID map[SnapshotID]Snapshot
-	// collecting is held while deleted snapshots are removed.
+	// changing is held while the record of an acknowledged snapshot changes, and from the lookup of
+	// a snapshot until a sandbox is based on it. It is not held over work on disks.
+	changing sync.Mutex
+	// collecting is held while the files of deleted snapshots are removed.
 	collecting sync.Mutex
 }
 
@@ -348,20 +353,19 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 	return b.changeSaved(ctx, func(sb *Sandbox) { sb.Rebase = false }, func(sb *Sandbox) { sb.Rebase = true })
 }
 
-// Restore replaces the disk of a sandbox by a snapshot of the same owner and returns the sandbox. Its programs end; it keeps name, ports and rules. If it was running, it is woken
-// again; otherwise it is stopped. Without force it returns ErrBusy while a lease is held. When
-// ctx ends first, the restore goes on.
+// Restore replaces the disk of a sandbox by a snapshot of the same owner and returns the sandbox.
+// Its programs end; it keeps name, ports and rules. If it was running, it is woken again;
+// otherwise it is stopped. Without force it returns ErrBusy while a lease is held. When ctx ends
+// first, the restore and the wake go on.
 func (m *Manager) Restore(ctx context.Context, id ID, snapshot SnapshotID, force bool) (Sandbox, error) {
 	return m.on(id, func(b *liveSandbox) error {
-		var ran bool
-		err := m.do(ctx, func(ctx context.Context) (err error) {
-			ran, err = b.restore(ctx, snapshot, force)
+		return m.do(ctx, func(ctx context.Context) error {
+			ran, err := b.restore(ctx, snapshot, force)
+			if err == nil && ran {
+				_, err = m.Wake(ctx, id)
+			}
 			return err
 		})
-		if err == nil && ran {
-			_, err = m.Wake(ctx, id)
-		}
-		return err
 	})
 }
 
@@ -371,10 +375,8 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (r
 		return false, err
 	}
 	defer b.unlockTransition()
-	b.m.snapshots.collecting.Lock() // until the sandbox is based on it
-	defer b.m.snapshots.collecting.Unlock()
-	s, err := b.m.Snapshot(b.view.Load().Owner, string(id))
-	if err != nil {
+	owner := b.view.Load().Owner
+	if _, err := b.m.Snapshot(owner, string(id)); err != nil { // before anything ends
 		return false, err
 	}
 	how := modeRequested
@@ -383,6 +385,12 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (r
 	}
 	ran = b.state() == StateRunning
 	if err := b.stopLocked(ctx, how, ReasonRestored, 0); err != nil {
+		return false, err
+	}
+	b.m.snapshots.changing.Lock()
+	defer b.m.snapshots.changing.Unlock()
+	s, err := b.m.Snapshot(owner, string(id)) // it may have been deleted during the stop
+	if err != nil {
 		return false, err
 	}
 	before := b.sandbox()
@@ -413,7 +421,8 @@ type ForkRequest struct {
 }
 
 // Fork creates sandboxes with the disk and the settings of another, which goes on, and returns
-// them running. Ports and egress rules are not copied. After an error none of them exists.
+// them running. Ports and egress rules are not copied. After an error, also the end of ctx, none of
+// them stays.
 func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, error) {
 	if req.Count < 1 || req.Count > maxForks {
 		return nil, &InvalidError{Field: "count", Reason: fmt.Sprintf("%d is out of range", req.Count), Want: fmt.Sprintf("use 1 to %d", maxForks)}
@@ -434,50 +443,68 @@ func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, 
 			return nil, &ConflictError{Name: name, Reason: "exists", Want: "use a name that is free"}
 		}
 	}
-	s, err := m.CreateSnapshot(ctx, id, SnapshotRequest{})
-	if err != nil {
+	var forks []Sandbox
+	err = m.do(ctx, func(running context.Context) (err error) {
+		s, err := b.snapshot(running, SnapshotRequest{})
+		if err != nil {
+			return err
+		}
+		forks, err = m.createForks(ctx, running, s, req)
+		// Only the forks use it.
+		if derr := m.DeleteSnapshot(context.WithoutCancel(running), owner, s.ID); derr != nil {
+			m.log.Warn("failed to delete the snapshot of a fork", "snapshot", s.ID, "error", derr)
+		}
+		return err
+	})
+	if err != nil { // it may go on
 		return nil, err
 	}
-	forks, err := m.createForks(ctx, s, req)
-	// Only the forks use it.
-	if derr := m.DeleteSnapshot(context.WithoutCancel(ctx), owner, s.ID); derr != nil {
-		m.log.Warn("failed to delete the snapshot of a fork", "snapshot", s.ID, "error", derr)
-	}
-	return forks, err
+	return forks, nil
 }
 
-func (m *Manager) createForks(ctx context.Context, s Snapshot, req ForkRequest) ([]Sandbox, error) {
-	forks := make([]Sandbox, req.Count)
-	errs := make([]error, req.Count)
-	var all sync.WaitGroup
-	slots := make(chan struct{}, recoverers)
+// createForks creates the sandboxes of a Fork. After an error, or when ctx ends, it destroys those
+// that it has created, unless running ends.
+func (m *Manager) createForks(ctx, running context.Context, s Snapshot, req ForkRequest) ([]Sandbox, error) {
+	forks := make([]*liveSandbox, req.Count)
+	all, creating := errgroup.WithContext(ctx)
+	all.SetLimit(recoverers)
 	for i := range forks {
 		create := CreateRequest{Owner: s.Owner, Snapshot: string(s.ID), Labels: s.Origin.Labels}
 		if len(req.Names) > 0 {
 			create.Name = req.Names[i]
 		}
-		all.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			var created bool
-			forks[i], created, errs[i] = m.Create(ctx, create)
-			if errs[i] == nil && !created {
-				errs[i] = &ConflictError{Name: create.Name, Reason: "exists", Want: "use a name that is free"}
-				forks[i] = Sandbox{}
-			}
+		all.Go(func() (err error) {
+			forks[i], err = m.createFork(creating, create)
+			return err
 		})
 	}
-	all.Wait()
-	err := errors.Join(errs...)
-	if err == nil {
-		return forks, nil
-	}
-	for _, fork := range forks {
-		if fork.ID != "" {
-			err = errors.Join(err, m.Destroy(context.WithoutCancel(ctx), fork.ID))
+	err := cmp.Or(all.Wait(), ctx.Err())
+	list := make([]Sandbox, req.Count)
+	for i, b := range forks {
+		switch {
+		case err == nil:
+			list[i] = b.sandbox()
+		case b != nil:
+			err = errors.Join(err, b.destroy(running, ReasonCreateFailed))
 		}
 	}
-	return nil, err
+	return list, err
+}
+
+// createFork creates a sandbox whose name is free. After an error the sandbox, if it is not nil, may
+// exist.
+func (m *Manager) createFork(ctx context.Context, req CreateRequest) (*liveSandbox, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	b, created, err := m.findOrClaim(req)
+	if err == nil && !created {
+		err = &ConflictError{Name: req.Name, Reason: "exists", Want: "use a name that is free"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, b.awaitMade(ctx)
 }
 
 // Snapshot returns a snapshot of an owner by name or id.
@@ -499,14 +526,13 @@ func (m *Manager) Snapshot(owner, nameOrID string) (Snapshot, error) {
 func (m *Manager) Snapshots(owner string, of ID, after SnapshotID, limit int) (list []Snapshot, next SnapshotID) {
 	m.snapshots.mu.Lock()
 	defer m.snapshots.mu.Unlock()
-	newest := func(a, b Snapshot) int { return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID)) }
 	last, begun := m.snapshots.byID[after]
 	for _, s := range m.snapshots.byID {
-		if s.Owner == owner && s.Progress == snapshotDone && (of == "" || s.Sandbox == of) && (!begun || newest(s, last) > 0) {
+		if s.Owner == owner && s.Progress == snapshotDone && (of == "" || s.Sandbox == of) && (!begun || newestFirst(s, last) > 0) {
 			list = append(list, s)
 		}
 	}
-	slices.SortFunc(list, newest)
+	slices.SortFunc(list, newestFirst)
 	if limit > 0 && len(list) > limit {
 		list = list[:limit]
 		next = list[limit-1].ID
@@ -514,9 +540,16 @@ func (m *Manager) Snapshots(owner string, of ID, after SnapshotID, limit int) (l
 	return list, next
 }
 
+// newestFirst is the order of snapshots in lists.
+func newestFirst(a, b Snapshot) int {
+	return cmp.Or(b.CreatedAt.Compare(a.CreatedAt), cmp.Compare(a.ID, b.ID))
+}
+
 // DeleteSnapshot deletes a snapshot of an owner. Sandboxes and snapshots that are based on it
 // keep their files, which stay on the disk until the last of them is gone.
 func (m *Manager) DeleteSnapshot(ctx context.Context, owner string, id SnapshotID) error {
+	m.snapshots.changing.Lock()
+	defer m.snapshots.changing.Unlock()
 	s, err := m.Snapshot(owner, string(id))
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -326,6 +327,140 @@ func TestForkThatFailsLeavesNothing(t *testing.T) {
 	}
 	for _, fork := range forks {
 		wantFiles(t, n, fork.ID, map[string]string{"a": "1"})
+	}
+}
+
+func TestForkWhoseCallerLeavesLeavesNothing(t *testing.T) {
+	for name, block := range map[string]func(*sandboxtest.Node) (blocked func(testing.TB), release func()){
+		"during the snapshot": func(n *sandboxtest.Node) (func(testing.TB), func()) {
+			release := n.Disks.Block("publish")
+			return func(t testing.TB) { n.Disks.AwaitBlocked(t, "publish") }, release
+		},
+		"during the creations": func(n *sandboxtest.Node) (func(testing.TB), func()) {
+			release := n.Engine.Block("start")
+			return func(t testing.TB) { n.Engine.AwaitBlocked(t, "start") }, release
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			id := newDisk(t, n, "box")
+			awaitBlocked, release := block(n)
+			ctx, leave := context.WithCancel(t.Context())
+			forked := make(chan error, 1)
+			go func() {
+				_, err := n.Manager.Fork(ctx, id, sandbox.ForkRequest{Count: 20})
+				forked <- err
+			}()
+			awaitBlocked(t)
+			leave()
+			if err := testkit.Receive(t, "the end of the call", forked); !errors.Is(err, context.Canceled) {
+				t.Errorf("got %v", err)
+			}
+			release()
+			testkit.Eventually(t, "nothing is left", func() bool {
+				list, _ := n.Manager.List(owner, sandbox.Filter{}, "", 0)
+				return len(list) == 1 && n.Engine.Count() == 1 && n.Engine.Snapshots() == 0
+			})
+		})
+	}
+}
+
+func TestRestoreWhoseCallerLeavesWakesTheSandbox(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	s := snapshotOf(t, n, id, "")
+	n.Engine.Write(id, "a", "2")
+	release := n.Engine.Block("stop")
+	ctx, leave := context.WithCancel(t.Context())
+	restored := make(chan error, 1)
+	go func() {
+		_, err := n.Manager.Restore(ctx, id, s.ID, false)
+		restored <- err
+	}()
+	n.Engine.AwaitBlocked(t, "stop")
+	leave()
+	if err := testkit.Receive(t, "the end of the call", restored); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	events := subscribe(t, n.Manager, id)
+	release()
+	nextEvent(t, events, sandbox.EventRestored)
+	nextEvent(t, events, sandbox.EventWoke)
+	testkit.Diff(t, "files", n.Engine.Files(id), map[string]string{"a": "1"})
+}
+
+// Another owner may have a disk with many files, or a container that does not end.
+func TestSlowDisksDoNotBlockCreationsFromSnapshots(t *testing.T) {
+	for name, block := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID, sandbox.Snapshot) (release func()){
+		"a deletion": func(t *testing.T, n *sandboxtest.Node, _ sandbox.ID, s sandbox.Snapshot) func() {
+			release := n.Disks.Block("delete")
+			if err := n.Manager.DeleteSnapshot(t.Context(), owner, s.ID); err != nil {
+				t.Fatal(err)
+			}
+			n.Disks.AwaitBlocked(t, "delete")
+			return release
+		},
+		"a restore": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID, s sandbox.Snapshot) func() {
+			release := n.Engine.Block("stop")
+			go func() {
+				if _, err := n.Manager.Restore(context.WithoutCancel(t.Context()), id, s.ID, true); err != nil {
+					t.Error(err)
+				}
+			}()
+			n.Engine.AwaitBlocked(t, "stop")
+			return release
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			id := newDisk(t, n, "box")
+			s, other := snapshotOf(t, n, id, ""), snapshotOf(t, n, id, "other")
+			events := subscribe(t, n.Manager, id)
+			release := block(t, n, id, s)
+			defer release()
+			created := make(chan error, 1)
+			go func() {
+				_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "copy", Snapshot: string(other.ID)})
+				created <- err
+			}()
+			if err := testkit.Receive(t, "the creation", created); err != nil {
+				t.Error(err)
+			}
+			release()
+			if name == "a restore" {
+				nextEvent(t, events, sandbox.EventWoke)
+			}
+		})
+	}
+}
+
+// The snapshot of a stopped sandbox is measured after it has been acknowledged.
+func TestSnapshotThatIsDeletedWhileItIsMeasuredStaysDeleted(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	stopped(t, n, id)
+	measure := n.Disks.Block("measure")
+	s := snapshotOf(t, n, id, "")
+	deleted := make(chan error, 1)
+	var writing atomic.Bool
+	n.Store.Hook(func(operation string, _ []sandbox.Event) error {
+		if operation == "put_snapshot" && writing.CompareAndSwap(false, true) { // the usage is about to be written
+			go func() { deleted <- n.Manager.DeleteSnapshot(context.WithoutCancel(t.Context()), owner, s.ID) }()
+			select {
+			case err := <-deleted:
+				deleted <- err
+			case <-time.After(20 * time.Millisecond): // a wait cannot be observed otherwise
+			}
+		}
+		return nil
+	})
+	measure()
+	if err := testkit.Receive(t, "the end of the deletion", deleted); err != nil {
+		t.Error(err)
+	}
+	n.Crash(t, func() {}) // all writes have ended
+	if got, err := n.Manager.Snapshot(owner, string(s.ID)); !errors.Is(err, sandbox.ErrSnapshotNotFound) {
+		t.Errorf("it is %+v, %v", got, err)
 	}
 }
 

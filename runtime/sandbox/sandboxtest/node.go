@@ -125,8 +125,8 @@ type Store struct {
 	hook atomic.Pointer[func(operation string, events []sandbox.Event) error]
 }
 
-// Hook makes the store call f at the beginning of each operation, "put", "last" or "append",
-// and "after_put", when the record is written. events are those to append. An error of f fails
+// Hook makes the store call f at the beginning of each operation, "put", "put_snapshot", "last" or
+// "append", and "after_put", when the record is written. events are those to append. An error of f fails
 // the operation; nil ends the calls.
 func (s *Store) Hook(f func(operation string, events []sandbox.Event) error) { s.hook.Store(&f) }
 
@@ -175,6 +175,14 @@ func (s *Store) PutSandbox(ctx context.Context, sb sandbox.Sandbox) error {
 		return err
 	}
 	return s.call("after_put", nil)
+}
+
+// PutSnapshot implements sandbox.Store.
+func (s *Store) PutSnapshot(ctx context.Context, snapshot sandbox.Snapshot) error {
+	if err := s.call("put_snapshot", nil); err != nil {
+		return err
+	}
+	return s.Badger.PutSnapshot(ctx, snapshot)
 }
 
 // AppendEvents implements sandbox.Store.
