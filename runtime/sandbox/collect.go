@@ -73,7 +73,7 @@ func (m *Manager) bases(id SnapshotID) bool {
 	return false
 }
 
-// prune deletes the oldest snapshots of a sandbox without a name, so that keep stay; 0: all.
+// prune deletes all but the newest keep of the sandbox's snapshots without a name; 0 deletes none.
 func (m *Manager) prune(ctx context.Context, id ID, keep int) {
 	if keep == 0 {
 		return
@@ -94,9 +94,9 @@ func (m *Manager) expireSnapshots(ctx context.Context, list []Snapshot) {
 // snapshotCheck is how often snapshots are checked for their age.
 const snapshotCheck = time.Minute
 
-// expire deletes snapshots that have reached their age, and retries what collect could not
-// remove, until ctx ends. The Manager owns its goroutine.
-func (m *Manager) expire(ctx context.Context) {
+// maintainSnapshots deletes snapshots that have reached their age, and retries what collect could
+// not remove, until ctx ends. The Manager owns its goroutine.
+func (m *Manager) maintainSnapshots(ctx context.Context) {
 	for {
 		now := time.Now()
 		m.expireSnapshots(ctx, m.snapshots.where(func(s Snapshot) bool {

@@ -145,10 +145,8 @@ func (m *Manager) base(req *CreateRequest) (Snapshot, error) {
 	if _, configured := m.config().Sizes[origin.Size]; configured {
 		req.Size = cmp.Or(req.Size, origin.Size)
 	}
-	env := maps.Clone(origin.Env)
-	if env == nil {
-		env = map[string]string{}
-	}
+	env := map[string]string{}
+	maps.Copy(env, origin.Env)
 	maps.Copy(env, req.Env)
 	req.Env = env
 	req.Persist = cmp.Or(req.Persist, origin.Persist)

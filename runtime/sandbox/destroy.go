@@ -90,8 +90,9 @@ func (b *liveSandbox) interrupt() {
 // destruction. It is short, so that no record is too large to be destroyed. On a full disk,
 // which only a destruction can relieve, the journal writes it later.
 func (b *liveSandbox) noteDestroyed(ctx context.Context, reason StateReason) error {
-	before := b.sandbox()
+	var before Sandbox
 	b.change(func(sb *Sandbox) {
+		before = *sb
 		sb.State, sb.StateReason, sb.StateSince = StateDestroyed, reason, time.Now().UTC()
 		sb.Env, sb.EnvChanges, sb.Processes, sb.Terminals, sb.Sessions, sb.Contexts, sb.Listening, sb.Declared = nil, nil, nil, nil, nil, nil, nil, nil
 	})
@@ -101,10 +102,7 @@ func (b *liveSandbox) noteDestroyed(ctx context.Context, reason StateReason) err
 		b.m.journal.dirty(b)
 		return nil
 	case err != nil:
-		b.change(func(sb *Sandbox) {
-			sb.State, sb.StateReason, sb.StateSince = before.State, before.StateReason, before.StateSince
-			sb.Env, sb.EnvChanges, sb.Processes, sb.Terminals, sb.Sessions, sb.Contexts, sb.Listening, sb.Declared = before.Env, before.EnvChanges, before.Processes, before.Terminals, before.Sessions, before.Contexts, before.Listening, before.Declared
-		})
+		b.change(func(sb *Sandbox) { *sb = before })
 		b.m.journal.dirty(b) // the failed write may have reached the disk
 	}
 	return err
@@ -117,7 +115,6 @@ func (b *liveSandbox) dismantle(ctx context.Context) error {
 	b.gone = true
 	b.mu.Unlock()
 	b.closeNow()
-	b.unwatch()
 	b.disarm()
 	b.disconnect()
 	if err := b.m.deps.Engine.Remove(ctx, b.id); err != nil {

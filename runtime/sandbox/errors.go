@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"syscall"
+
+	"github.com/doze-run/doze/runtime/guest"
 )
 
 var (
@@ -43,6 +45,12 @@ var (
 	// space for the files that a new container needs.
 	ErrStoreFull = errors.New("no space left for the node's data")
 )
+
+// isGuestError reports whether a guest has refused a request with that code.
+func isGuestError(err error, code string) bool {
+	refused, ok := errors.AsType[*guest.Error](err)
+	return ok && refused.Code == code
+}
 
 // fullDisk adds ErrStoreFull to an error with ENOSPC.
 func fullDisk(err error) error {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"strings"
 	"syscall"
@@ -86,7 +85,7 @@ func freePorts(contexts []Context) jupyter.Ports {
 	}
 }
 
-// slot returns the slot of a kernel.
+// kernelSlot returns the slot of a kernel, and adds it if there is none.
 func (b *liveSandbox) kernelSlot(process string) *kernelSlot {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -208,7 +207,7 @@ func (b *liveSandbox) abandonKernel(ctx context.Context, c Context) {
 }
 
 func (b *liveSandbox) removeConnectionFile(ctx context.Context, c Context) {
-	if err := b.guest.Remove(ctx, connectionFile(c), false, ""); err != nil && !isMissingFile(err) {
+	if err := b.guest.Remove(ctx, connectionFile(c), false, ""); err != nil && !isGuestError(err, guest.CodeNotFound) {
 		b.m.log.Warn("failed to remove the connection file of a kernel", "sandbox", b.id, "error", err)
 	}
 }
@@ -253,16 +252,14 @@ func (b *liveSandbox) startKernel(ctx context.Context, c Context) error {
 	if _, err := b.guest.WriteFile(ctx, file, 0o600, bytes.NewReader(c.Kernel.File())); err != nil {
 		return fmt.Errorf("write a kernel's connection file: %w", err)
 	}
-	env := maps.Clone(in.env)
-	if env == nil {
-		env = map[string]string{}
-	}
+	env := map[string]string{}
+	maps.Copy(env, in.env)
 	maps.Copy(env, c.Env)
 	p, err := b.startProcess(ctx, guest.ProcessSpec{
 		Command: guest.Command{Argv: in.argv(file), Cwd: c.Cwd, Env: env},
 		ID:      c.Process, Name: "context-" + strings.TrimPrefix(c.Process, "p-"), Restart: guest.RestartNever,
 	})
-	if refused, ok := errors.AsType[*guest.Error](err); ok && refused.Code == guest.CodeNoCommand {
+	if isGuestError(err, guest.CodeNoCommand) {
 		return &InterpreterError{Language: c.Language}
 	}
 	if err == nil {
@@ -309,11 +306,6 @@ func (b *liveSandbox) connectKernel(ctx context.Context, c Context) (*jupyter.Ke
 	return k, nil
 }
 
-func isMissingFile(err error) bool {
-	refused, ok := errors.AsType[*guest.Error](err)
-	return ok && refused.Code == guest.CodeNotFound
-}
-
 // setUp executes code without results.
 func setUp(ctx context.Context, k *jupyter.Kernel, code string) error {
 	x, err := k.Execute(ctx, code, jupyter.Options{Silent: true})
@@ -328,11 +320,6 @@ func setUp(ctx context.Context, k *jupyter.Kernel, code string) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// dialLoopback connects to a port of the sandbox.
-func (b *liveSandbox) dialLoopback(ctx context.Context, port uint16) (net.Conn, error) {
-	return b.m.deps.Network.Dial(ctx, b.id, int(b.pid.Load()), port)
 }
 
 // dialKernel connects to a kernel that may still be starting.
@@ -392,7 +379,7 @@ func (b *liveSandbox) endKernel(ctx context.Context, c Context) error {
 	defer cancel()
 	defer b.dropKernel(c.Process)
 	p, err := b.guest.StopProcess(ctx, c.Process, kernelGrace)
-	if refused, ok := errors.AsType[*guest.Error](err); ok && refused.Code == guest.CodeNoProcess {
+	if isGuestError(err, guest.CodeNoProcess) {
 		return nil
 	}
 	if err == nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 	"unicode/utf8"
 
 	"github.com/doze-run/doze/runtime/guest"
@@ -37,7 +38,7 @@ func (b *liveSandbox) noteProcess(p guest.Process) {
 				list = append(list, old)
 				continue
 			}
-			if staler(p, old) {
+			if old.State != guest.ProcessLost && isStale(p.StartedAt, p.State, old.StartedAt, old.State) {
 				stale = true
 				return
 			}
@@ -61,14 +62,11 @@ func (b *liveSandbox) noteProcess(p guest.Process) {
 	}
 }
 
-// staler reports whether p is older than old: the response to a start can arrive after the
-// event of the same process's end.
-func staler(p, old guest.Process) bool {
-	if old.State == guest.ProcessLost {
-		return false
-	}
-	return p.StartedAt.Before(old.StartedAt) ||
-		p.StartedAt.Equal(old.StartedAt) && p.State == guest.ProcessRunning && old.State != guest.ProcessRunning
+// isStale reports whether a report about a process, session or terminal is older than what is known
+// of it: the response to a start can arrive after the event of the end.
+func isStale(started time.Time, state guest.ProcessState, knownStart time.Time, known guest.ProcessState) bool {
+	return started.Before(knownStart) ||
+		started.Equal(knownStart) && state == guest.ProcessRunning && known != guest.ProcessRunning
 }
 
 // shorten cuts every text of a process to most bytes. The client has checked

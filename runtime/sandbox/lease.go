@@ -36,7 +36,12 @@ func (l *Lease) Sandbox() Sandbox { return l.b.sandbox() }
 // syscall.ECONNREFUSED (wrapped). The connection may outlive the lease; while the sandbox is
 // asleep it is silent.
 func (l *Lease) Dial(ctx context.Context, port uint16) (net.Conn, error) {
-	return l.b.m.deps.Network.Dial(ctx, l.b.id, int(l.b.pid.Load()), port)
+	return l.b.dialLoopback(ctx, port)
+}
+
+// dialLoopback is Lease.Dial of a sandbox that runs.
+func (b *liveSandbox) dialLoopback(ctx context.Context, port uint16) (net.Conn, error) {
+	return b.m.deps.Network.Dial(ctx, b.id, int(b.pid.Load()), port)
 }
 
 // Listens reports whether the sandbox is running and accepts connections on a port.
@@ -47,7 +52,7 @@ func (m *Manager) Listens(ctx context.Context, id ID, port uint16) bool {
 		return false
 	}
 	defer b.use.Add(-1) // not release, which counts as use
-	conn, err := (&Lease{b: b}).Dial(ctx, port)
+	conn, err := b.dialLoopback(ctx, port)
 	if err != nil {
 		return false
 	}

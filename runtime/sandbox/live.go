@@ -48,22 +48,22 @@ type liveSandbox struct {
 
 	names []nameKey // under which it is found; guarded by Manager.mu
 
-	mu         sync.Mutex
-	wake       *wake                   // in flight, or nil
-	made       chan struct{}           // closed when the creation has ended
-	makeErr    error                   // of the creation, valid once made is closed
-	endMake    context.CancelCauseFunc // of the creation
-	gone       bool                    // being destroyed, or its creation failed
-	timer      *time.Timer             // of runCheck, see idle.go
-	cpu        cpuSample
 	breaks     *rate.Limiter // of the guest's event stream
 	portEvents *rate.Limiter
-	endWatch   context.CancelFunc // ends the watcher of this run of the guest
-	drained    chan struct{}      // closed when that watcher has read all events
-	kernels    kernels
-	trusts     string // digest of the CAs that this run of the guest has
+	lines      *loglimit.Limit
 
-	lines *loglimit.Limit
+	mu       sync.Mutex
+	wake     *wake                   // in flight, or nil
+	made     chan struct{}           // closed when the creation has ended
+	makeErr  error                   // of the creation, valid once made is closed
+	endMake  context.CancelCauseFunc // of the creation
+	gone     bool                    // being destroyed, or its creation failed
+	timer    *time.Timer             // of runCheck, see idle.go
+	cpu      cpuSample
+	endWatch context.CancelFunc // ends the watcher of this run of the guest
+	drained  chan struct{}      // closed when that watcher has read all events
+	kernels  kernels
+	trusts   string // digest of the CAs that this run of the guest has
 
 	eventMu   sync.Mutex // held while an event is sent, so that events keep their order; guards:
 	seq       uint64     // of the newest event

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -152,7 +151,7 @@ func (m *Manager) StopProcess(ctx context.Context, id ID, idOrName, signal strin
 	} else {
 		p, err = b.guest.SignalProcess(ctx, known.ID, signal)
 	}
-	if refused, ok := errors.AsType[*guest.Error](err); ok && refused.Code == guest.CodeNoProcess {
+	if isGuestError(err, guest.CodeNoProcess) {
 		// It belongs to an earlier run, or has ended meanwhile.
 		if known, err = b.view.Load().Process(known.ID); err == nil {
 			err = &ProcessError{Process: idOrName, Known: &known}

@@ -16,8 +16,8 @@ type Quotas struct {
 	MessageQueueBytes int64 `json:"message_queue_bytes,omitempty"` // of POSIX message queues
 }
 
-// DefaultQuotas returns the quotas of a size that says nothing else. docs/RATIONALE.md has
-// the reasons, under "Why the quotas of a sandbox are in a user namespace around it".
+// DefaultQuotas returns the quotas of a size that sets no others. docs/RATIONALE.md has the
+// reasons, under "Why the quotas of a sandbox are in a user namespace around it".
 func DefaultQuotas() Quotas {
 	return Quotas{
 		InotifyInstances:  128,
@@ -27,7 +27,7 @@ func DefaultQuotas() Quotas {
 	}
 }
 
-// WithDefaults returns q with defaults in the place of zeros.
+// WithDefaults returns q with its zeros replaced by defaults.
 func (q Quotas) WithDefaults() Quotas {
 	d := DefaultQuotas()
 	return Quotas{

@@ -51,9 +51,8 @@ func (m *Manager) WaitProcess(ctx context.Context, id ID, idOrName string, w gue
 	waitCtx, cancel := context.WithTimeout(ctx, w.Timeout+waitGrace)
 	defer cancel()
 	result, err := b.guest.WaitProcess(waitCtx, known.ID, w)
-	refused, _ := errors.AsType[*guest.Error](err)
 	switch {
-	case refused != nil && refused.Code == guest.CodeNoProcess: // it belongs to an earlier run
+	case isGuestError(err, guest.CodeNoProcess): // it belongs to an earlier run
 		if known, err = b.view.Load().Process(known.ID); err != nil {
 			return WaitResult{}, err
 		}

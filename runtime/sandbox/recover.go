@@ -70,7 +70,7 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.mu.Lock()
 	m.started = true
 	m.mu.Unlock()
-	m.spawn(m.expire)
+	m.spawn(m.maintainSnapshots)
 	return nil
 }
 
@@ -189,11 +189,7 @@ func (b *liveSandbox) foundStopped(exists bool) {
 	if before := b.view.Load(); before.State == StateStopped && (exists || before.StateReason == reason) {
 		return
 	}
-	b.change(func(sb *Sandbox) {
-		sb.Processes, sb.Terminals = lost(sb.Processes), lostTerminals(sb.Terminals, reason)
-		sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason), nil
-		sb.loseDisk()
-	})
+	b.change(func(sb *Sandbox) { sb.endRun(reason) })
 	b.setState(StateStopped, reason)
 	b.emit(Event{Type: EventStopped, Reason: reason})
 }

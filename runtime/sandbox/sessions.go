@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -111,7 +110,7 @@ func (m *Manager) CloseSession(ctx context.Context, id ID, session string) (Sess
 	defer lease.Release()
 	s, err := b.guest.CloseSession(ctx, session, stopProcessGrace)
 	switch {
-	case isMissingSession(err): // it has ended meanwhile and was forgotten
+	case isGuestError(err, guest.CodeNoSession): // it has ended meanwhile and was forgotten
 	case err != nil:
 		return Session{}, err
 	default:
@@ -136,15 +135,10 @@ func (m *Manager) onSession(ctx context.Context, id ID, session string, f func(*
 	}
 	defer lease.Release()
 	s, err := f(b)
-	if isMissingSession(err) {
+	if isGuestError(err, guest.CodeNoSession) {
 		err = &SessionError{Session: cutText(session, maxEventText)}
 	}
 	return Session{Session: s}, err
-}
-
-func isMissingSession(err error) bool {
-	refused, ok := errors.AsType[*guest.Error](err)
-	return ok && refused.Code == guest.CodeNoSession
 }
 
 // forgetSession forgets a closed session, unless another one has been opened with its id since.
@@ -186,7 +180,7 @@ func shortenSession(s guest.Session) guest.Session {
 func (b *liveSandbox) noteSession(s guest.Session) {
 	s = shortenSession(s)
 	b.change(func(sb *Sandbox) {
-		if old, err := sb.Session(s.ID); err == nil && staleSession(s, old) {
+		if old, err := sb.Session(s.ID); err == nil && isStale(s.StartedAt, s.State, old.StartedAt, old.State) {
 			return
 		}
 		list := withoutSession(sb.Sessions, s.ID)
@@ -196,13 +190,6 @@ func (b *liveSandbox) noteSession(s guest.Session) {
 		sb.Sessions = list
 	})
 	b.m.journal.dirty(b)
-}
-
-// staleSession reports whether s is older than old: the response to a request can arrive
-// after the event of the end.
-func staleSession(s guest.Session, old Session) bool {
-	return s.StartedAt.Before(old.StartedAt) ||
-		s.StartedAt.Equal(old.StartedAt) && s.State == guest.ProcessRunning && old.State != guest.ProcessRunning
 }
 
 // newestSessions drops the oldest sessions beyond the bounds, first of those that have ended.

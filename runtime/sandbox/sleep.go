@@ -254,8 +254,13 @@ func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReas
 	return nil
 }
 
-// loseDisk marks the disk of a sandbox that has stopped as one to be discarded, unless it persists.
-func (sb *Sandbox) loseDisk() { sb.Rebase = sb.Rebase || sb.Persist == PersistNone }
+// endRun notes that the container has ended: all that ran in it is lost, and its disk is to be
+// discarded unless it persists.
+func (sb *Sandbox) endRun(reason StateReason) {
+	sb.Processes, sb.Terminals = lost(sb.Processes), lostTerminals(sb.Terminals, reason)
+	sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason), nil
+	sb.Rebase = sb.Rebase || sb.Persist == PersistNone
+}
 
 // discardDisk discards the disk of a stopped sandbox if it is marked so, to free its space. If it
 // fails, the next start does it. Needs the transition lock.
@@ -290,13 +295,8 @@ func (b *liveSandbox) refreeze(ctx context.Context) error {
 // error that ended it, or is empty. Needs the transition lock.
 func (b *liveSandbox) ended(reason StateReason, failure string) {
 	b.closeNow()
-	b.unwatch()
 	b.disconnect()
-	b.change(func(sb *Sandbox) {
-		sb.Processes, sb.Terminals = lost(sb.Processes), lostTerminals(sb.Terminals, reason)
-		sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason), nil
-		sb.loseDisk()
-	})
+	b.change(func(sb *Sandbox) { sb.endRun(reason) })
 	b.setState(StateStopped, reason)
 	b.arm() // it may expire
 	b.emit(Event{Type: EventStopped, Reason: reason, Error: failure})

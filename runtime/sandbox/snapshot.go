@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -181,18 +180,8 @@ func (m *Manager) claimSnapshot(ctx context.Context, b *liveSandbox, req Snapsho
 // template returns the settings of a sandbox for new ones with its disk.
 func (sb *Sandbox) template() Sandbox {
 	origin := sb.settings()
-	origin.Env = maps.Clone(sb.Env)
-	for name, value := range sb.EnvChanges {
-		if value == nil {
-			delete(origin.Env, name)
-			continue
-		}
-		if origin.Env == nil {
-			origin.Env = map[string]string{}
-		}
-		origin.Env[name] = *value
-	}
-	origin.Ports, origin.Warm = nil, sb.Warm // a port has a token, which belongs to one sandbox
+	origin.Env, origin.Warm = sb.Environment(), sb.Warm
+	origin.Ports = nil // a port has a token, which belongs to one sandbox
 	return origin
 }
 
@@ -214,8 +203,8 @@ func (b *liveSandbox) capture(ctx context.Context, s *Snapshot) error {
 			return fullDisk(err)
 		}
 	}
-	done := s.done()
-	done.Duration = Duration(time.Since(start))
+	done := *s
+	done.Progress, done.Duration = snapshotDone, Duration(time.Since(start))
 	if err := b.m.putSnapshot(ctx, done); err != nil {
 		return err
 	}
@@ -306,12 +295,6 @@ func (b *liveSandbox) move(ctx context.Context, s *Snapshot) error {
 		err = errors.Join(err, serr)
 	}
 	return err
-}
-
-// done returns the snapshot as acknowledged.
-func (s Snapshot) done() Snapshot {
-	s.Progress = snapshotDone
-	return s
 }
 
 // based makes a snapshot the base of the sandbox's disk. Its container is replaced by one that

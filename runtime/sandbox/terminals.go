@@ -64,7 +64,7 @@ func (m *Manager) OpenTerminal(ctx context.Context, id ID, spec guest.TerminalSp
 	if err == nil {
 		lease.b.noteTerminal(t)
 	}
-	if isMissingSession(err) {
+	if isGuestError(err, guest.CodeNoSession) {
 		err = &SessionError{Session: cutText(spec.Session, maxEventText)}
 	}
 	return t, err
@@ -139,7 +139,7 @@ func onTerminal[T any](ctx context.Context, m *Manager, id ID, terminal string, 
 	}
 	defer lease.Release()
 	result, err := do(b)
-	if refused, ok := errors.AsType[*guest.Error](err); ok && refused.Code == guest.CodeNoTerminal {
+	if isGuestError(err, guest.CodeNoTerminal) {
 		err = b.missingTerminal(terminal)
 		if now, _ := b.view.Load().Terminal(terminal); unknown == nil && now.Reason == "" {
 			b.forgetTerminal(known)
@@ -189,7 +189,7 @@ func shortenTerminal(t guest.Terminal) guest.Terminal {
 func (b *liveSandbox) noteTerminal(t guest.Terminal) {
 	t = shortenTerminal(t)
 	b.change(func(sb *Sandbox) {
-		if old, err := sb.Terminal(t.ID); err == nil && staleTerminal(t, old) {
+		if old, err := sb.Terminal(t.ID); err == nil && isStale(t.StartedAt, t.State, old.StartedAt, old.State) {
 			return
 		}
 		list := withoutTerminal(sb.Terminals, t.ID)
@@ -199,13 +199,6 @@ func (b *liveSandbox) noteTerminal(t guest.Terminal) {
 		sb.Terminals = list
 	})
 	b.m.journal.dirty(b)
-}
-
-// staleTerminal reports whether t is older than old: the response to a request can arrive
-// after the event of the end.
-func staleTerminal(t guest.Terminal, old Terminal) bool {
-	return t.StartedAt.Before(old.StartedAt) ||
-		t.StartedAt.Equal(old.StartedAt) && t.State == guest.ProcessRunning && old.State != guest.ProcessRunning
 }
 
 // newestTerminals sorts terminals by their start and drops the oldest beyond maxTerminals, first of

@@ -168,8 +168,8 @@ type Persist string
 const (
 	PersistMemory Persist = "memory" // memory and disk: it is frozen; the default
 	PersistDisk   Persist = "disk"   // the disk: it stops
-	// PersistNone: nothing. It stops, and so does each other stop end its disk, which begins
-	// as its image or snapshot again.
+	// PersistNone: nothing. It stops, and each stop discards its disk, which begins as its image
+	// or snapshot again.
 	PersistNone Persist = "none"
 )
 

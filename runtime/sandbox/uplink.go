@@ -28,8 +28,10 @@ func (b *liveSandbox) attach(ctx context.Context) error {
 }
 
 // disconnect closes all connections into and out of a container that has ended or is about
-// to. Needs the transition lock, so that it cannot affect the next container.
+// to, the event stream of its guest among them. Needs the transition lock, so that it cannot affect
+// the next container.
 func (b *liveSandbox) disconnect() {
+	b.unwatch()
 	b.dropKernels()
 	b.pid.Store(0)
 	b.m.deps.Network.Forget(b.id)

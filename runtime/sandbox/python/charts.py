@@ -1,4 +1,4 @@
-# Gives figures of matplotlib a form with their data, which ipykernel publishes beside the picture.
+# Gives figures of matplotlib a form with their data, which ipykernel publishes next to the picture.
 
 import math
 import sys
