@@ -35,9 +35,14 @@ func (p *Pool) Child(limit int64) *Pool {
 // TryAcquire acquires n units until Release, or none and returns ErrExceeded or
 // ErrTotalExceeded.
 func (p *Pool) TryAcquire(n int64) error {
-	if p.used.Add(n) > p.limit.Load() {
-		p.used.Add(-n)
-		return ErrExceeded
+	for {
+		used := p.used.Load()
+		if used+n > p.limit.Load() {
+			return ErrExceeded
+		}
+		if p.used.CompareAndSwap(used, used+n) {
+			break
+		}
 	}
 	if p.parent != nil && p.parent.TryAcquire(n) != nil {
 		p.used.Add(-n)

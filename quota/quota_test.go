@@ -59,6 +59,33 @@ func TestPoolIsNeverExceededConcurrently(t *testing.T) {
 	}
 }
 
+func TestRefusedAcquisitionRefusesNoOther(t *testing.T) {
+	p := quota.New(2)
+	var refused sync.WaitGroup
+	end := make(chan struct{})
+	for range 4 {
+		refused.Go(func() {
+			for {
+				select {
+				case <-end:
+					return
+				default:
+					p.TryAcquire(3)
+				}
+			}
+		})
+	}
+	for range 100_000 {
+		if err := p.TryAcquire(1); err != nil {
+			t.Error(err)
+			break
+		}
+		p.Release(1)
+	}
+	close(end)
+	refused.Wait()
+}
+
 func TestKeyedBoundsEachKeyAndAll(t *testing.T) {
 	var k quota.Keyed[string]
 	acquire := func(key string, limit, total int, want error) {
