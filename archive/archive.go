@@ -46,9 +46,9 @@ const maxPath = 4096
 
 // wrap makes an Error of a library's error about an unusable archive.
 func wrap(err error) error {
-	var p *fs.PathError
+	failed, isPath := errors.AsType[*fs.PathError](err)
 	switch {
-	case errors.As(err, &p) && strings.Contains(p.Err.Error(), "escapes from parent"): // os.Root; the library does not export it
+	case isPath && strings.Contains(failed.Err.Error(), "escapes from parent"): // os.Root; the library does not export it
 		return refuse(ErrUnsafe, "a link leads out of the folder: %v", err)
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return refuse(ErrInvalid, "the archive ends early; its complete entries are unpacked")

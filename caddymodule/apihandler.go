@@ -11,10 +11,10 @@ func init() {
 	caddy.RegisterModule(API{})
 }
 
-// API serves the node's HTTP API under /api/v1, and the page of terminals under /terminal. It is not served on a host of
-// previews, whatever the routes of Caddy are: code from a sandbox must not share an
-// origin with the API. Nor is it served over a TLS connection that was made for the
-// name of a preview.
+// API serves the node's HTTP API under /api/v1, and the page of terminals under /terminal.
+// It is not served on a host of previews, whatever the routes of Caddy are: code from a
+// sandbox must not share an origin with the API. Nor is it served over a TLS connection
+// that was made for the name of a preview.
 type API struct{ ownHandler }
 
 // CaddyModule returns the Caddy module information.

@@ -299,7 +299,7 @@ func (a *App) previewURL(sb sandbox.Sandbox, port sandbox.Port) string {
 	return wakeproxy.URL(a.PreviewDomain, a.PreviewPort, sb, port)
 }
 
-// domains of a handler: its own, or the app's one, in lower case.
+// domains returns a handler's own domains, or else the app's, in lower case.
 func (a *App) domains(own []string) []string {
 	if len(own) == 0 {
 		return []string{a.PreviewDomain}
@@ -380,13 +380,8 @@ func (a *App) nodeConfig() (node.Config, error) {
 	}, nil
 }
 
-// set replaces a default unless value says nothing.
-func set[T comparable](field *T, value T) {
-	var nothing T
-	if value != nothing {
-		*field = value
-	}
-}
+// set replaces a default, unless the value is zero.
+func set[T comparable](field *T, value T) { *field = cmp.Or(value, *field) }
 
 // exitGrace is the time that requests in flight get to finish when the process exits.
 const exitGrace = 3 * time.Second

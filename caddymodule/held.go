@@ -67,7 +67,7 @@ func otherFolder(home string) (other string) {
 	return other
 }
 
-// openNode takes the node and opens it if it is not open. A process has one node: a
+// openNode acquires the node, and opens it if it is not open. A process has one node: a
 // reload cannot change its folder.
 func openNode(a *App) (*heldNode, error) {
 	if other := otherFolder(a.config.Home); other != "" {

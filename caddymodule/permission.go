@@ -20,7 +20,7 @@ func init() {
 //
 // Certificate authorities bound how many certificates one domain gets, and
 // publish the name of each: prefer a wildcard certificate where the DNS
-// challenge can be had.
+// challenge is available.
 type Permission struct {
 	// Domains under which previews live. Default: the doze app's
 	// preview_domain.

@@ -4,8 +4,8 @@ import "runtime/debug"
 
 const modulePath = "github.com/doze-run/doze"
 
-// Version is what the API says of itself. A program that knows its own sets it
-// before it runs Caddy; otherwise it is this module's, as the program was built.
+// Version is the version that the API reports. A program that has a version of its own sets
+// it before it runs Caddy. Default: the version of this module in the program.
 var Version string
 
 func version() string {

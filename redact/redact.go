@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Mark stands for what was removed.
-const Mark = "…"
+// mark stands for what was removed.
+const mark = "…"
 
 var (
 	// previewToken follows the port and the id in the host name of a preview:
@@ -23,13 +23,13 @@ var (
 // the id of the sandbox remain.
 func Text(s string) string {
 	if mayHavePreviewToken(s) {
-		s = previewToken.ReplaceAllString(s, "$1-"+Mark)
+		s = previewToken.ReplaceAllString(s, "$1-"+mark)
 	}
 	if strings.Contains(s, "doze_") {
-		s = apiKey.ReplaceAllLiteralString(s, "doze_"+Mark)
+		s = apiKey.ReplaceAllLiteralString(s, "doze_"+mark)
 	}
 	if strings.Contains(s, "://") {
-		s = query.ReplaceAllString(s, "$1?"+Mark)
+		s = query.ReplaceAllString(s, "$1?"+mark)
 	}
 	return s
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Name is what a preview's host name says: {port}-{id}-{token}.{domain}, or
+// Name is what a preview's host name contains: {port}-{id}-{token}.{domain}, or
 // {port}-{id}.{domain} for a public port. All of it is one DNS label, so that
 // one wildcard certificate covers every preview of a domain.
 type Name struct {

@@ -23,8 +23,8 @@ type hostCheck struct {
 	rewrite      bool
 	inconclusive int  // requests that were refused under either name
 	warned       bool // that the server refuses what its own pages send
-	probed       bool // whether it speaks HTTP/2 without TLS, which h2c says
-	h2c          bool
+	probed       bool // for HTTP/2 without TLS
+	h2c          bool // the result
 }
 
 const (
@@ -133,7 +133,7 @@ func refusesHost(req *http.Request, res *http.Response, err error) bool {
 	return false
 }
 
-// roundTripOnce sends a request under the name that the port's mode says.
+// roundTripOnce sends a request under the name that the port's mode chooses.
 func (x *exchange) roundTripOnce(req *http.Request, bodyless bool) (*http.Response, error) {
 	if x.port.Host == sandbox.HostRewrite || x.port.Host == sandbox.HostPreserve {
 		x.names.rewrite = x.port.Host == sandbox.HostRewrite

@@ -1,8 +1,8 @@
 "use strict";
 const { wake: wakePath, status: statusPath } = document.body.dataset;
 
-// Loads of the page that follow one another double the time until the next one, so
-// that a server that answers no request is not asked all the time.
+// Consecutive loads of the page double the pause before the next one, so that a server that
+// responds to no request is not polled continuously.
 const reloads = {
   key: "doze-reloads",
   read() {
@@ -25,13 +25,13 @@ const reloads = {
 
 let pause = Math.min(1000 * 2 ** reloads.read(), 60000);
 
-// Asking wakes nothing. Whoever does not look at the page does not ask.
+// Polls wake nothing. A page that is not visible does not poll.
 async function poll() {
   if (document.visibilityState === "visible") {
     try {
-      const answer = await fetch(statusPath, { cache: "no-store" });
-      if (answer.status === 404) return location.reload(); // it is gone, and the page says so
-      if (answer.ok && (await answer.json()).listening) return reloads.reload();
+      const response = await fetch(statusPath, { cache: "no-store" });
+      if (response.status === 404) return location.reload(); // the preview is gone, as the page then shows
+      if (response.ok && (await response.json()).listening) return reloads.reload();
     } catch {
       // The node starts again, or the network does.
     }
@@ -45,9 +45,9 @@ function show(problem) {
   document.title = problem.title;
   document.getElementById("title").textContent = problem.title;
   document.getElementById("detail").textContent = problem.detail;
-  const words = problem.process?.output || problem.container_output;
-  if (words) {
-    const pre = Object.assign(document.createElement("pre"), { textContent: words });
+  const output = problem.process?.output || problem.container_output;
+  if (output) {
+    const pre = Object.assign(document.createElement("pre"), { textContent: output });
     document.getElementById("detail").after(pre);
   }
   const again = document.getElementById("again");
