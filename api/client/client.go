@@ -205,7 +205,6 @@ func (c *Client) identify(h http.Header) {
 
 // call makes the call and decodes its JSON response into out, unless out is nil.
 func (c *Client) call(ctx context.Context, r request, out any) (status int, err error) {
-	r.method = cmp.Or(r.method, http.MethodGet)
 	resp, err := c.send(ctx, r)
 	if err != nil {
 		return 0, err
@@ -219,12 +218,12 @@ func (c *Client) call(ctx context.Context, r request, out any) (status int, err 
 	case ctx.Err() != nil:
 		return 0, ctx.Err()
 	case err != nil:
-		return 0, fmt.Errorf("read the response to %s %s: %w", r.method, r.path, err)
+		return 0, fmt.Errorf("read the response to %s %s: %w", resp.Request.Method, r.path, err)
 	case len(body) > maxResponse:
-		return 0, fmt.Errorf("the response to %s %s has more than %d MiB", r.method, r.path, maxResponse>>20)
+		return 0, fmt.Errorf("the response to %s %s has more than %d MiB", resp.Request.Method, r.path, maxResponse>>20)
 	}
 	if err := json.Unmarshal(body, out); err != nil {
-		return 0, fmt.Errorf("unexpected response to %s %s: %w", r.method, r.path, err)
+		return 0, fmt.Errorf("unexpected response to %s %s: %w", resp.Request.Method, r.path, err)
 	}
 	return resp.StatusCode, nil
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bufio"
 	"context"
 	"encoding/pem"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -273,8 +275,8 @@ func TestFollowedLogNeverInventsAnEnd(t *testing.T) {
 		{"fails", "event: problem\ndata: {\"code\":\"guest_lost\",\"detail\":\"gone\",\"status\":502}\n\n", func(err error) bool { return problem.Has(err, problem.GuestLost) }},
 		{"unknown encoding", "event: stdout\ndata: {\"data\":\"a\",\"encoding\":\"rot13\"}\n\n", func(err error) bool { return err != nil }},
 		{"no JSON", "event: exit\ndata: x\n\n", func(err error) bool { return err != nil }},
-		{"too large", "data: " + strings.Repeat("x", maxMessage+1) + "\n\n", func(err error) bool { return err != nil }},
-		{"too large in lines", strings.Repeat("data: "+strings.Repeat("x", 1<<20)+"\n", 9) + "\n", func(err error) bool { return err != nil }},
+		{"too large", "data: " + strings.Repeat("x", maxMessage+1) + "\n\n", func(err error) bool { return errors.Is(err, bufio.ErrTooLong) }},
+		{"too large in lines", strings.Repeat("data: "+strings.Repeat("x", 1<<20)+"\n", maxMessage>>20) + "\n", func(err error) bool { return strings.Contains(err.Error(), "an event has more than") }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -282,6 +284,18 @@ func TestFollowedLogNeverInventsAnEnd(t *testing.T) {
 				t.Fatalf("got %v", err)
 			}
 		})
+	}
+}
+
+func TestCloneIgnoresEventsOfLaterVersions(t *testing.T) {
+	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "event: news\ndata: []\n\nevent: progress\ndata: {\"phase\":\"counting_objects\"}\n\nevent: complete\ndata: {\"branch\":\"main\"}\n\n")
+	})
+	var phases []types.GitPhase
+	head, err := c.CloneRepository(t.Context(), "a", types.GitCloneRequest{}, func(p types.GitProgress) { phases = append(phases, p.Phase) })
+	if err != nil || head.Branch != "main" || !slices.Equal(phases, []types.GitPhase{types.GitPhaseCounting}) {
+		t.Errorf("got %+v, %v after %q", head, err, phases)
 	}
 }
 

@@ -56,7 +56,7 @@ type RunCodeRequest struct {
 }
 
 func (r RunCodeRequest) body(stream bool) types.RunCodeRequest {
-	return types.RunCodeRequest{Code: r.Code, Timeout: ExecRequest{Timeout: r.Timeout}.timeout(), Stream: stream, MaxOutputBytes: r.MaxOutputBytes}
+	return types.RunCodeRequest{Code: r.Code, Timeout: timeoutOf(r.Timeout), Stream: stream, MaxOutputBytes: r.MaxOutputBytes}
 }
 
 // RunCode executes code and returns its output when it has ended. An exception is a part of

@@ -30,7 +30,7 @@ const maxText = 64 << 10
 var errNoResult = errors.New("the stream ended before the command; it is unknown how the command ended")
 
 func (r ExecRequest) body() types.ExecRequest {
-	b := types.ExecRequest{Command: r.Command, Session: r.Session, Timeout: r.timeout()}
+	b := types.ExecRequest{Command: r.Command, Session: r.Session, Timeout: timeoutOf(r.Timeout)}
 	b.Stdin, b.StdinEncoding = types.Encode(r.Stdin)
 	if len(r.Stdin) > maxText { // JSON may write each byte as six
 		b.Stdin, b.StdinEncoding = base64.StdEncoding.EncodeToString(r.Stdin), types.EncodingBase64
@@ -38,12 +38,12 @@ func (r ExecRequest) body() types.ExecRequest {
 	return b
 }
 
-func (r ExecRequest) timeout() *types.Duration {
-	if r.Timeout == 0 {
+// timeoutOf returns the timeout in the API's form: nil for 0, and 0 for NoTimeout.
+func timeoutOf(timeout types.Duration) *types.Duration {
+	if timeout == 0 {
 		return nil
 	}
-	timeout := max(r.Timeout, 0)
-	return &timeout
+	return new(max(timeout, 0))
 }
 
 // Exec runs a command and returns its output when it has ended.

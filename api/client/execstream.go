@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -48,7 +49,7 @@ func (c *Client) ExecStream(ctx context.Context, idOrName string, req ExecReques
 		e.watch(func() { e.send(types.Keepalive{Type: types.ExecMessageTypeKeepalive}) }, errNodeSilent)
 	})
 	err = e.send(types.ExecCommand{
-		Type: types.ExecMessageTypeExec, Command: req.Command, Session: req.Session, Timeout: req.timeout(), StreamStdin: streams.Stdin != nil,
+		Type: types.ExecMessageTypeExec, Command: req.Command, Session: req.Session, Timeout: timeoutOf(req.Timeout), StreamStdin: streams.Stdin != nil,
 	})
 	if err != nil {
 		return types.ExecExit{}, e.explain(err)
@@ -116,10 +117,7 @@ func (e *execSocket) receive() (types.ExecExit, error) {
 		case types.ExecMessageTypeComplete:
 			return m.ExecExit, nil
 		case types.ExecMessageTypeError:
-			if m.Problem == nil {
-				m.Problem = &problem.Problem{}
-			}
-			return types.ExecExit{}, m.Problem
+			return types.ExecExit{}, cmp.Or(m.Problem, &problem.Problem{})
 		}
 	}
 }

@@ -73,11 +73,7 @@ func (c *Client) SignFileURL(ctx context.Context, idOrName string, req types.Sig
 
 // ReadFile returns the content of a file. The caller closes it. A sandbox wrote the content.
 func (c *Client) ReadFile(ctx context.Context, idOrName, path string) (io.ReadCloser, error) {
-	resp, err := c.send(ctx, request{path: sandboxPath(idOrName, "files", "read"), query: pathQuery(path), transfer: true})
-	if err != nil {
-		return nil, err
-	}
-	return resp.Body, nil
+	return c.download(ctx, sandboxPath(idOrName, "files", "read"), path)
 }
 
 // SearchOptions of a search. Zero values mean the defaults of the node.
@@ -127,7 +123,12 @@ func (c *Client) PutArchive(ctx context.Context, idOrName, path string, tar io.R
 // the directory. The caller closes it. A sandbox wrote the content: paths and links are
 // not trustworthy.
 func (c *Client) GetArchive(ctx context.Context, idOrName, path string) (io.ReadCloser, error) {
-	resp, err := c.send(ctx, request{path: sandboxPath(idOrName, "files", "archive"), query: pathQuery(path), transfer: true})
+	return c.download(ctx, sandboxPath(idOrName, "files", "archive"), path)
+}
+
+// download returns the raw response of a route for a path in a sandbox.
+func (c *Client) download(ctx context.Context, route, path string) (io.ReadCloser, error) {
+	resp, err := c.send(ctx, request{path: route, query: pathQuery(path), transfer: true})
 	if err != nil {
 		return nil, err
 	}

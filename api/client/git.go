@@ -20,15 +20,18 @@ func (c *Client) CloneRepository(ctx context.Context, idOrName string, req types
 	}
 	ended := false
 	err = c.stream(ctx, r, func(m message) error {
-		if m.event == "complete" {
+		switch m.event {
+		case "progress":
+			return yieldData(m, func(p types.GitProgress) error {
+				progress(p)
+				return nil
+			})
+		case "complete":
 			ended = true
 			head, err = decode[types.GitHead](m)
 			return err
 		}
-		return yieldData(m, func(p types.GitProgress) error {
-			progress(p)
-			return nil
-		})
+		return nil // of a later version
 	})
 	if err == nil && !ended {
 		err = errNoResult

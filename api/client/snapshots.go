@@ -19,17 +19,8 @@ func (c *Client) Snapshots(ctx context.Context, idOrName string) ([]types.Snapsh
 	if idOrName != "" {
 		path = sandboxPath(idOrName, "snapshots")
 	}
-	var all []types.Snapshot
-	for cursor := ""; ; {
-		page, err := fetch[types.SnapshotList](ctx, c, request{path: path, query: url.Values{"limit": {"1000"}, "cursor": {cursor}}})
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, page.Snapshots...)
-		if cursor = page.NextCursor; cursor == "" {
-			return all, nil
-		}
-	}
+	return fetchAll(ctx, c, request{path: path, query: url.Values{}},
+		func(page types.SnapshotList) ([]types.Snapshot, string) { return page.Snapshots, page.NextCursor })
 }
 
 // Snapshot returns a snapshot by id or name.
