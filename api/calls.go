@@ -10,8 +10,8 @@ import (
 	"github.com/doze-run/doze/requestid"
 )
 
-// Lines of API calls in the log: refused ones without a valid token have a budget of
-// their own, so that a flood of one kind hides no calls of another.
+// Lines of API calls in the log: calls without a valid token, most of them refused, have a
+// budget of their own, so that a flood of one kind hides no calls of another.
 const (
 	callsPerSecond, callsBurst     = 100, 2000
 	refusedPerSecond, refusedBurst = 1, 60

@@ -2,7 +2,9 @@ package api
 
 import (
 	"cmp"
+	"math"
 	"slices"
+	"time"
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/runtime/guest"
@@ -141,4 +143,9 @@ func listOf[T, U any](list []T, convert func(T) U) []U {
 		converted[i] = convert(element)
 	}
 	return converted
+}
+
+// milliseconds returns d in milliseconds, rounded to microseconds.
+func milliseconds(d time.Duration) float64 {
+	return math.Round(float64(d)/float64(time.Microsecond)) / 1000
 }

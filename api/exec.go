@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"io"
-	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -32,12 +31,6 @@ const (
 	// The guest enforces the timeout, but is not trusted to.
 	responseGrace = 15 * time.Second
 )
-
-// execInput is the request of both routes that run a command.
-type execInput struct {
-	SandboxPath
-	Exchange
-}
 
 // execCodes are the codes of both routes that run a command.
 var execCodes = []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory,
@@ -136,7 +129,7 @@ type running struct {
 	outcome string
 }
 
-func (a *API) exec(ctx context.Context, in *execInput, body *types.ExecRequest) (*huma.StreamResponse, error) {
+func (a *API) exec(ctx context.Context, in *sandboxExchange, body *types.ExecRequest) (*huma.StreamResponse, error) {
 	req, err := execRequestOf(*body)
 	if err != nil {
 		return nil, err
@@ -298,9 +291,4 @@ func (o *outputStream) emit(b []byte) {
 		return
 	}
 	o.s.send(o.event, "", types.NewOutput(b))
-}
-
-// milliseconds returns d in milliseconds, rounded to microseconds.
-func milliseconds(d time.Duration) float64 {
-	return math.Round(float64(d)/float64(time.Microsecond)) / 1000
 }

@@ -20,13 +20,6 @@ import (
 )
 
 func (a *API) registerExecSocket() {
-	messages := func(types ...reflect.Type) *huma.Schema {
-		s := &huma.Schema{}
-		for _, t := range types {
-			s.OneOf = append(s.OneOf, a.schema(t))
-		}
-		return s
-	}
 	a.execCommand = a.schema(reflect.TypeFor[types.ExecCommand]())
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/exec", id: "exec-stream", tag: "exec", status: http.StatusSwitchingProtocols,
@@ -36,18 +29,14 @@ func (a *API) registerExecSocket() {
 			"the node's are in the response. The node closes the WebSocket after complete or error. " +
 			"Wakes the sandbox. When the client disconnects, the whole process tree is killed; the end of the input is a message of its own.",
 		codes: slices.Concat(wakeCodes, execCodes, []problem.Code{problem.UpgradeRequired}),
-		responses: map[int]*huma.Response{http.StatusSwitchingProtocols: {
-			Description: "A WebSocket; the schema describes the text messages of the node and of the client",
-			Content: map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{AnyOf: []*huma.Schema{
-				messages(reflect.TypeFor[types.ExecStarted](), reflect.TypeFor[types.ExecStdinAck](), reflect.TypeFor[types.ExecStdinClosed](),
-					reflect.TypeFor[types.ExecCompleted](), reflect.TypeFor[types.ExecFailed]()),
-				messages(reflect.TypeFor[types.ExecCommand](), reflect.TypeFor[types.ExecStdinEOF](), reflect.TypeFor[types.Keepalive]()),
-			}}}},
-		}},
+		responses: a.socketResponse(
+			[]any{types.ExecStarted{}, types.ExecStdinAck{}, types.ExecStdinClosed{}, types.ExecCompleted{}, types.ExecFailed{}},
+			[]any{types.ExecCommand{}, types.ExecStdinEOF{}, types.Keepalive{}},
+		),
 	}, a.execSocket)
 }
 
-func (a *API) execSocket(ctx context.Context, in *execInput) (*huma.StreamResponse, error) {
+func (a *API) execSocket(ctx context.Context, in *sandboxExchange) (*huma.StreamResponse, error) {
 	if p := checkUpgrade(in.r); p != nil {
 		return nil, p
 	}
@@ -71,7 +60,7 @@ type execSocket struct {
 	buf     []byte // of the goroutine that writes output
 }
 
-func (a *API) serveExecSocket(in *execInput, id sandbox.ID) {
+func (a *API) serveExecSocket(in *sandboxExchange, id sandbox.ID) {
 	s := &execSocket{api: a, command: make(chan types.ExecCommand, 1)}
 	if s.accept(a, in.Exchange) != nil {
 		return

@@ -67,10 +67,6 @@ func (a *API) feed(ctx context.Context, in *feedInput) (*huma.StreamResponse, er
 	}
 }
 
-func jsonResponse(x Exchange, body any) *huma.StreamResponse {
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(x.w, http.StatusOK, body) }}
-}
-
 func sendFeed(s *eventStream, reader *sandbox.FeedReader) {
 	for {
 		ev, err := reader.Next(s.ctx)

@@ -4,12 +4,9 @@ import (
 	"context"
 	"io/fs"
 	"net/http"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
@@ -187,11 +184,6 @@ func (a *API) moveFile(ctx context.Context, in *moveFileInput, body *types.MoveF
 // respondFile responds with the result of a call that returns a file.
 func respondFile(info guest.FileInfo, err error) (*output[types.File], error) {
 	return &output[types.File]{fileOf(info)}, err
-}
-
-// writeFileSchema returns the schema of the JSON form of a small file.
-func (a *API) writeFileSchema() *huma.Schema {
-	return a.schema(reflect.TypeFor[types.WriteFileRequest]())
 }
 
 func fileOf(f guest.FileInfo) types.File {

@@ -3,10 +3,7 @@ package api
 import (
 	"cmp"
 	"context"
-	"errors"
 	"net/http"
-	"net/netip"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,7 +12,6 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/doze-run/doze/api/types"
-	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/git"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -27,15 +23,6 @@ const progressInterval = 100 * time.Millisecond
 
 // gitSlots is how many calls a route counts as that reads up to 4 MiB of git's output.
 const gitSlots = 4
-
-// gitCodes are the codes of all routes for git. Routes that connect to a server have
-// gitTransferCodes, too.
-var (
-	gitCodes = slices.Concat(wakeCodes, []problem.Code{problem.GitNotInstalled, problem.GitTimeout, problem.GitFailed, problem.GitPathInvalid,
-		problem.GitRefNotFound, problem.GitBusy, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.CommandNotExecutable,
-		problem.SandboxDiskFull, problem.RequestTooLarge, problem.ProcessLimitExceeded, problem.CallLimitExceeded})
-	gitTransferCodes = []problem.Code{problem.GitAuthenticationFailed, problem.GitRepositoryNotFound, problem.GitNetworkFailed, problem.EgressDenied}
-)
 
 // RepositoryPath is the part of a request's input that names a working tree.
 type RepositoryPath struct {
@@ -66,60 +53,52 @@ type gitLogInput struct {
 }
 
 func (a *API) registerGit() {
-	registerBody(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/git/clone", id: "git-clone", tag: "git",
-		summary: "Clone a repository",
-		description: "Wakes the sandbox. A clone that fails, is canceled or times out leaves nothing behind. Credentials are never part of the address: " +
+	registerBody(a, gitRoute(route{
+		method: http.MethodPost, id: "clone", summary: "Clone a repository",
+		description: "A clone that fails, is canceled or times out leaves nothing behind. Credentials are never part of the address: " +
 			"rules with the policy basic add them on the way out.",
-		codes:     slices.Concat(gitCodes, gitTransferCodes, []problem.Code{problem.PathExists, problem.StreamLimitExceeded, problem.ShellNotFound}),
+		codes:     slices.Concat(gitTransferCodes, []problem.Code{problem.PathExists, problem.StreamLimitExceeded, problem.ShellNotFound}),
 		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.GitHead](a, "The commit that is checked out; or with stream: events while git runs")},
 		events:    map[string]any{"progress": types.GitProgress{}, "complete": types.GitHead{}},
-	}, a.gitClone)
-	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/git/status", id: "git-status", tag: "git",
-		summary: "Get what is checked out, and which files differ from it", description: "Wakes the sandbox. Never connects to a server.",
-		codes: gitCodes,
-	}, a.gitStatus)
-	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/git/diff", id: "git-diff", tag: "git",
-		summary: "Compare the working tree, the staged changes or two commits", description: "Wakes the sandbox.",
-		codes: gitCodes,
-	}, a.gitDiff)
-	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/git/log", id: "git-log", tag: "git",
-		summary: "List commits, newest first", description: "Wakes the sandbox.",
-		codes: gitCodes,
-	}, a.gitLog)
-	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/git/branches", id: "git-branches", tag: "git",
-		summary: "List branches", description: "Wakes the sandbox. Never connects to a server: branches of remotes are as last fetched.",
-		codes: gitCodes,
-	}, a.gitBranches)
-	registerBody(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/git/checkout", id: "git-checkout", tag: "git",
-		summary: "Switch to a branch, tag or commit", description: "Wakes the sandbox. Responds with the commit that is checked out then.",
-		codes: slices.Concat(gitCodes, []problem.Code{problem.GitConflict}),
-	}, a.gitCheckout)
-	registerBody(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/git/add", id: "git-add", tag: "git", status: http.StatusNoContent,
-		summary: "Stage changes", description: "Wakes the sandbox.",
-		codes: gitCodes,
-	}, a.gitAdd)
-	registerBody(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/git/commit", id: "git-commit", tag: "git",
-		summary: "Commit the staged changes", description: "Wakes the sandbox. Hooks of the repository run.",
-		codes: slices.Concat(gitCodes, []problem.Code{problem.GitConflict, problem.GitChangesRequired, problem.GitAuthorRequired}),
-	}, a.gitCommit)
-	registerBody(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/git/push", id: "git-push", tag: "git",
-		summary: "Push a branch to the branch of the same name", description: "Wakes the sandbox. Rules with the policy basic add credentials.",
-		codes: slices.Concat(gitCodes, gitTransferCodes, []problem.Code{problem.GitConflict, problem.GitPushDenied}),
-	}, a.gitPush)
-	registerBody(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/git/pull", id: "git-pull", tag: "git",
-		summary: "Fetch a branch and fast-forward to it", description: "Wakes the sandbox. Never merges: diverged branches are git_conflict. Responds with the commit that is checked out then.",
-		codes: slices.Concat(gitCodes, gitTransferCodes, []problem.Code{problem.GitConflict}),
-	}, a.gitPull)
+	}), a.gitClone)
+	register(a, gitRoute(route{
+		method: http.MethodGet, id: "status", summary: "Get what is checked out, and which files differ from it",
+		description: "Never connects to a server.",
+	}), a.gitStatus)
+	register(a, gitRoute(route{method: http.MethodGet, id: "diff", summary: "Compare the working tree, the staged changes or two commits"}), a.gitDiff)
+	register(a, gitRoute(route{method: http.MethodGet, id: "log", summary: "List commits, newest first"}), a.gitLog)
+	register(a, gitRoute(route{
+		method: http.MethodGet, id: "branches", summary: "List branches",
+		description: "Never connects to a server: branches of remotes are as last fetched.",
+	}), a.gitBranches)
+	registerBody(a, gitRoute(route{
+		method: http.MethodPost, id: "checkout", summary: "Switch to a branch, tag or commit",
+		description: "Responds with the commit that is checked out then.",
+		codes:       []problem.Code{problem.GitConflict},
+	}), a.gitCheckout)
+	registerBody(a, gitRoute(route{method: http.MethodPost, id: "add", status: http.StatusNoContent, summary: "Stage changes"}), a.gitAdd)
+	registerBody(a, gitRoute(route{
+		method: http.MethodPost, id: "commit", summary: "Commit the staged changes", description: "Hooks of the repository run.",
+		codes: []problem.Code{problem.GitConflict, problem.GitChangesRequired, problem.GitAuthorRequired},
+	}), a.gitCommit)
+	registerBody(a, gitRoute(route{
+		method: http.MethodPost, id: "push", summary: "Push a branch to the branch of the same name",
+		description: "Rules with the policy basic add credentials.",
+		codes:       slices.Concat(gitTransferCodes, []problem.Code{problem.GitConflict, problem.GitPushDenied}),
+	}), a.gitPush)
+	registerBody(a, gitRoute(route{
+		method: http.MethodPost, id: "pull", summary: "Fetch a branch and fast-forward to it",
+		description: "Never merges: diverged branches are git_conflict. Responds with the commit that is checked out then.",
+		codes:       slices.Concat(gitTransferCodes, []problem.Code{problem.GitConflict}),
+	}), a.gitPull)
+}
+
+// gitRoute completes a route whose id is the last part of its path.
+func gitRoute(rt route) route {
+	rt.path, rt.id, rt.tag = "/sandbox/{id}/git/"+rt.id, "git-"+rt.id, "git"
+	rt.description = strings.TrimSpace("Wakes the sandbox. " + rt.description)
+	rt.codes = slices.Concat(gitCodes, rt.codes)
+	return rt
 }
 
 // gitTimeout returns the timeout of a request; byDefault is the default.
@@ -183,7 +162,7 @@ func cloneOptionsOf(b *types.GitCloneRequest) (git.CloneOptions, error) {
 	return o, checkPath("body.target_dir", b.TargetDir)
 }
 
-func (a *API) gitClone(ctx context.Context, in *execInput, body *types.GitCloneRequest) (*huma.StreamResponse, error) {
+func (a *API) gitClone(ctx context.Context, in *sandboxExchange, body *types.GitCloneRequest) (*huma.StreamResponse, error) {
 	options, err := cloneOptionsOf(body)
 	if err != nil {
 		return nil, err
@@ -252,112 +231,35 @@ func (p *progressStream) send(progress git.Progress) {
 	})
 }
 
-// withGit wakes the sandbox and runs do with its git. path is the working tree's; slots is
-// the number of calls that the request counts as.
-func withGit[T any](ctx context.Context, a *API, idOrName string, slots int64, timeout time.Duration, do func(*git.Git) (T, error)) (result T, err error) {
+// withGit wakes the sandbox, runs do with its git, and responds with the result. The request
+// counts as slots calls.
+func withGit[T any](ctx context.Context, a *API, idOrName string, slots int64, timeout time.Duration, do func(*git.Git) (T, error)) (*output[T], error) {
 	sb, err := a.lookup(ctx, idOrName)
 	if err != nil {
-		return result, err
+		return nil, err
 	}
 	if err := a.calls.acquire(ctx, slots); err != nil {
-		return result, err
+		return nil, err
 	}
 	lease, err := a.cfg.Sandboxes.Acquire(ctx, sb.ID, sandbox.CauseExec)
 	if err != nil {
-		return result, err
+		return nil, err
 	}
 	defer lease.Release()
-	result, err = do(git.New(lease.Guest(), timeout))
-	return result, a.fromGit(ctx, sb.ID, err, "")
-}
-
-// gitProblems are the codes of the failures of git, each with a remedy.
-var gitProblems = map[git.Reason]struct {
-	code   problem.Code
-	remedy string
-}{
-	git.Failed:               {problem.GitFailed, ""},
-	git.NotInstalled:         {problem.GitNotInstalled, "install the package git of its distribution, or use the image base"},
-	git.TimedOut:             {problem.GitTimeout, "use a longer timeout, or a smaller depth"},
-	git.AuthenticationFailed: {problem.GitAuthenticationFailed, "let a rule add the credential with the policy basic, and check that the repository exists"},
-	git.RepositoryNotFound:   {problem.GitRepositoryNotFound, "check the address, and that the credential may read it"},
-	git.NetworkFailed:        {problem.GitNetworkFailed, "try again; the sandbox's flows have the connections"},
-	git.RefNotFound:          {problem.GitRefNotFound, "check the name, and whether it was fetched"},
-	git.PathNotFound:         {problem.PathNotFound, "paths are relative to path"},
-	git.TargetExists:         {problem.PathExists, "use another target_dir, or delete this one first"},
-	git.NotRepository:        {problem.GitPathInvalid, "send the path of a working tree"},
-	git.DiskFull:             {problem.SandboxDiskFull, "free disk space in the sandbox"},
-	git.IdentityMissing:      {problem.GitAuthorRequired, "send author, or configure user.name and user.email"},
-	git.NothingToCommit:      {problem.GitChangesRequired, "use all or files to stage changes"},
-	git.Conflict:             {problem.GitConflict, "commit or discard the changes, and try again"},
-	git.PushConflict:         {problem.GitConflict, "pull first, or use force"},
-	git.PushDenied:           {problem.GitPushDenied, "push another branch, or ask the server's administrator"},
-	git.Locked:               {problem.GitBusy, "try again; delete the lock file if no git process runs"},
-}
-
-// fromGit returns the error of a call of git as a problem. The address is the server's,
-// unless git's message names another.
-func (a *API) fromGit(ctx context.Context, id sandbox.ID, err error, address string) error {
-	failed, ok := errors.AsType[*git.Error](err)
-	if !ok {
-		return fromGuest(err)
-	}
-	switch failed.Reason {
-	case git.AuthenticationFailed, git.NetworkFailed, git.RepositoryNotFound:
-		service := "git-upload-pack"
-		if failed.Push {
-			service = "git-receive-pack"
-		}
-		if p := a.deniedGit(ctx, id, cmp.Or(failed.URL, address), service); p != nil {
-			return p
-		}
-	}
-	p := gitProblems[failed.Reason]
-	detail := validText(failed.Error(), maxGuestMessage)
-	if p.remedy != "" {
-		detail += "; " + p.remedy
-	}
-	if failed.Leftover != "" {
-		detail += "; failed to delete the incomplete clone in " + failed.Leftover
-	}
-	return problem.New(p.code, detail)
-}
-
-// deniedGit returns the problem of rules that deny the requests of a service of git to an
-// address, or nil.
-// https://git-scm.com/docs/http-protocol has the requests.
-func (a *API) deniedGit(ctx context.Context, id sandbox.ID, address, service string) *problem.Problem {
-	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "https" && u.Scheme != "http" || isLoopback(u.Hostname()) {
-		return nil
-	}
-	u.User = nil
-	for _, request := range []struct{ method, path string }{{http.MethodGet, "info/refs?service=" + service}, {http.MethodPost, service}} {
-		e, err := a.cfg.Egress.Explain(ctx, id, request.method, strings.TrimSuffix(u.String(), "/")+"/"+request.path, nil)
-		if err == nil && e.Verdict == rule.VerdictDeny {
-			return problem.Newf(problem.EgressDenied, "rules deny git's requests to %s: %s; allow the host with a rule", u.Hostname(), e.Reason).
-				WithFlow(u.Hostname(), e.Rule, "")
-		}
-	}
-	return nil
-}
-
-// isLoopback reports whether a host is the sandbox itself, which rules do not apply to.
-func isLoopback(host string) bool {
-	addr, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && addr.IsLoopback()
+	result, err := do(git.New(lease.Guest(), timeout))
+	return &output[T]{result}, a.fromGit(ctx, sb.ID, err, "")
 }
 
 func (a *API) gitStatus(ctx context.Context, in *gitStatusInput) (*output[types.GitStatus], error) {
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	return withGit(ctx, a, in.ID, gitSlots, bufferedTimeout, func(g *git.Git) (*output[types.GitStatus], error) {
+	return withGit(ctx, a, in.ID, gitSlots, bufferedTimeout, func(g *git.Git) (types.GitStatus, error) {
 		s, err := g.Status(ctx, in.Path)
-		return &output[types.GitStatus]{types.GitStatus{
+		return types.GitStatus{
 			GitHead: types.GitHead(s.Head), Upstream: s.Upstream, Ahead: s.Ahead, Behind: s.Behind,
 			Clean: len(s.Files) == 0, Files: listOf(s.Files, gitFileOf), Truncated: s.Truncated,
-		}}, err
+		}, err
 	})
 }
 
@@ -379,12 +281,12 @@ func (a *API) gitDiff(ctx context.Context, in *gitDiffInput) (*output[types.GitD
 	case in.To != "" && in.Staged:
 		return nil, invalid("query.staged", "given with to", "send at most one of them")
 	}
-	return withGit(ctx, a, in.ID, gitSlots+execSlots(in.MaxBytes), bufferedTimeout, func(g *git.Git) (*output[types.GitDiff], error) {
+	return withGit(ctx, a, in.ID, gitSlots+execSlots(in.MaxBytes), bufferedTimeout, func(g *git.Git) (types.GitDiff, error) {
 		d, err := g.Diff(ctx, in.Path, git.DiffOptions{Staged: in.Staged, From: in.From, To: in.To, Files: in.Files, Limit: in.MaxBytes})
 		patch := capture{bytes: d.Patch, truncated: d.Truncated}
 		diff := types.GitDiff{Files: listOf(d.Files, gitDiffFileOf), Truncated: d.Truncated}
 		diff.Patch, diff.PatchEncoding = patch.text()
-		return &output[types.GitDiff]{diff}, err
+		return diff, err
 	})
 }
 
@@ -396,9 +298,9 @@ func (a *API) gitLog(ctx context.Context, in *gitLogInput) (*output[types.GitLog
 	if err := cmp.Or(checkPath("query.path", in.Path), checkFiles("query.file", in.Files), checkGit(gitField{"query.ref", in.Ref, git.CheckRevision})); err != nil {
 		return nil, err
 	}
-	return withGit(ctx, a, in.ID, gitSlots, bufferedTimeout, func(g *git.Git) (*output[types.GitLog], error) {
+	return withGit(ctx, a, in.ID, gitSlots, bufferedTimeout, func(g *git.Git) (types.GitLog, error) {
 		commits, more, err := g.Log(ctx, in.Path, in.Ref, in.Max, in.Files)
-		return &output[types.GitLog]{types.GitLog{Commits: listOf(commits, gitCommitOf), Truncated: more}}, err
+		return types.GitLog{Commits: listOf(commits, gitCommitOf), Truncated: more}, err
 	})
 }
 
@@ -413,9 +315,9 @@ func (a *API) gitBranches(ctx context.Context, in *gitStatusInput) (*output[type
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	return withGit(ctx, a, in.ID, gitSlots, bufferedTimeout, func(g *git.Git) (*output[types.GitBranchList], error) {
+	return withGit(ctx, a, in.ID, gitSlots, bufferedTimeout, func(g *git.Git) (types.GitBranchList, error) {
 		branches, more, err := g.Branches(ctx, in.Path)
-		return &output[types.GitBranchList]{types.GitBranchList{Branches: listOf(branches, gitBranchOf), Truncated: more}}, err
+		return types.GitBranchList{Branches: listOf(branches, gitBranchOf), Truncated: more}, err
 	})
 }
 
@@ -423,10 +325,8 @@ func gitBranchOf(b git.Branch) types.GitBranch {
 	return types.GitBranch{Name: b.Name, Remote: b.Remote, Current: b.Current, Commit: b.Commit, Upstream: b.Upstream}
 }
 
-// respondHead responds with what is checked out.
-func respondHead(head git.Head, err error) (*output[types.GitHead], error) {
-	return &output[types.GitHead]{types.GitHead(head)}, err
-}
+// gitHeadOf converts the result of a call that returns what is checked out.
+func gitHeadOf(head git.Head, err error) (types.GitHead, error) { return types.GitHead(head), err }
 
 func (a *API) gitCheckout(ctx context.Context, in *SandboxPath, body *types.GitCheckoutRequest) (*output[types.GitHead], error) {
 	check := git.CheckRevision
@@ -439,8 +339,8 @@ func (a *API) gitCheckout(ctx context.Context, in *SandboxPath, body *types.GitC
 	if err != nil {
 		return nil, err
 	}
-	return withGit(ctx, a, in.ID, 1, bufferedTimeout, func(g *git.Git) (*output[types.GitHead], error) {
-		return respondHead(g.Checkout(ctx, body.Path, git.CheckoutOptions{Ref: body.Ref, Create: body.Create, Start: body.StartPoint, Force: body.Force}))
+	return withGit(ctx, a, in.ID, 1, bufferedTimeout, func(g *git.Git) (types.GitHead, error) {
+		return gitHeadOf(g.Checkout(ctx, body.Path, git.CheckoutOptions{Ref: body.Ref, Create: body.Create, Start: body.StartPoint, Force: body.Force}))
 	})
 }
 
@@ -448,7 +348,8 @@ func (a *API) gitAdd(ctx context.Context, in *SandboxPath, body *types.GitAddReq
 	if err := cmp.Or(checkPath("body.path", body.Path), checkFiles("body.files", body.Files)); err != nil {
 		return nil, err
 	}
-	return withGit(ctx, a, in.ID, 1, bufferedTimeout, func(g *git.Git) (*struct{}, error) { return nil, g.Add(ctx, body.Path, body.Files) })
+	_, err := withGit(ctx, a, in.ID, 1, bufferedTimeout, func(g *git.Git) (struct{}, error) { return struct{}{}, g.Add(ctx, body.Path, body.Files) })
+	return nil, err
 }
 
 func (a *API) gitCommit(ctx context.Context, in *SandboxPath, body *types.GitCommitRequest) (*output[types.GitHead], error) {
@@ -466,13 +367,13 @@ func (a *API) gitCommit(ctx context.Context, in *SandboxPath, body *types.GitCom
 	case strings.TrimSpace(body.Message) == "" || strings.ContainsRune(body.Message, 0):
 		return nil, invalid("body.message", "empty, or has a NUL byte", "send a text")
 	}
-	return withGit(ctx, a, in.ID, 1, bufferedTimeout, func(g *git.Git) (*output[types.GitHead], error) {
+	return withGit(ctx, a, in.ID, 1, bufferedTimeout, func(g *git.Git) (types.GitHead, error) {
 		if body.All || len(body.Files) > 0 {
 			if err := g.Add(ctx, body.Path, body.Files); err != nil {
-				return nil, err
+				return types.GitHead{}, err
 			}
 		}
-		return respondHead(g.Commit(ctx, body.Path, options))
+		return gitHeadOf(g.Commit(ctx, body.Path, options))
 	})
 }
 
@@ -483,9 +384,9 @@ func (a *API) gitPush(ctx context.Context, in *SandboxPath, body *types.GitPushR
 	if err != nil {
 		return nil, err
 	}
-	return withGit(ctx, a, in.ID, 1, timeout, func(g *git.Git) (*output[types.GitPushResult], error) {
+	return withGit(ctx, a, in.ID, 1, timeout, func(g *git.Git) (types.GitPushResult, error) {
 		refs, err := g.Push(ctx, body.Path, git.PushOptions{Remote: remote, Branch: body.Branch, SetUpstream: body.SetUpstream, Force: body.Force})
-		return &output[types.GitPushResult]{types.GitPushResult{Remote: remote, Refs: listOf(refs, gitPushedRefOf)}}, err
+		return types.GitPushResult{Remote: remote, Refs: listOf(refs, gitPushedRefOf)}, err
 	})
 }
 
@@ -502,7 +403,7 @@ func (a *API) gitPull(ctx context.Context, in *SandboxPath, body *types.GitPullR
 	if err != nil {
 		return nil, err
 	}
-	return withGit(ctx, a, in.ID, 1, timeout, func(g *git.Git) (*output[types.GitHead], error) {
-		return respondHead(g.Pull(ctx, body.Path, body.Remote, body.Branch))
+	return withGit(ctx, a, in.ID, 1, timeout, func(g *git.Git) (types.GitHead, error) {
+		return gitHeadOf(g.Pull(ctx, body.Path, body.Remote, body.Branch))
 	})
 }

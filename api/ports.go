@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"slices"
 	"sync"
@@ -126,7 +125,7 @@ func (a *API) ports(_ context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*out
 func (a *API) unexpose(ctx context.Context, in *portInput, sb sandbox.Sandbox) (*struct{}, error) {
 	err := a.cfg.Sandboxes.Unexpose(ctx, sb.ID, uint16(in.Port))
 	if errors.Is(err, sandbox.ErrNotFound) {
-		err = problem.New(problem.PortNotExposed, fmt.Sprintf("port %d is not exposed; GET %s/sandbox/%s/ports lists the exposed ports", in.Port, Prefix, sb.ID))
+		err = problem.Newf(problem.PortNotExposed, "port %d is not exposed; GET %s/sandbox/%s/ports lists the exposed ports", in.Port, Prefix, sb.ID)
 	}
 	return nil, err
 }

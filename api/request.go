@@ -2,8 +2,6 @@ package api
 
 import (
 	"bytes"
-	"encoding/json"
-	"io"
 	"net/http"
 	"strings"
 
@@ -12,29 +10,6 @@ import (
 
 	"github.com/doze-run/doze/problem"
 )
-
-// jsonFormat writes responses in one piece. The error of a write is ignored: the client
-// has disconnected.
-var jsonFormat = huma.Format{
-	Marshal: func(w io.Writer, v any) error {
-		var buf bytes.Buffer
-		enc := json.NewEncoder(&buf)
-		enc.SetEscapeHTML(false)
-		if err := enc.Encode(v); err != nil {
-			return err
-		}
-		w.Write(buf.Bytes())
-		return nil
-	},
-	Unmarshal: json.Unmarshal,
-}
-
-// writeJSON writes a response outside of huma, in the same form.
-func writeJSON(w http.ResponseWriter, status int, v any) error {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	return jsonFormat.Marshal(w, v)
-}
 
 // refuseBody is the middleware of routes without a body, which would ignore one. An empty
 // object has no fields to ignore. The length of a body may be unknown, as it always is in

@@ -71,6 +71,12 @@ func (e *Exchange) Resolve(ctx huma.Context) []error {
 	return nil
 }
 
+// sandboxExchange is the input of a route of a sandbox whose other parameters are in its body.
+type sandboxExchange struct {
+	SandboxPath
+	Exchange
+}
+
 // newHuma returns a huma.API on the mux. It serves no document of its own, and its errors
 // are problems. Huma's package variables are not set: another part of the program may
 // use huma too.
@@ -170,17 +176,6 @@ func (a *API) documented(method, path string) *huma.Operation {
 		http.MethodGet: item.Get, http.MethodPut: item.Put, http.MethodPost: item.Post, http.MethodPatch: item.Patch, http.MethodDelete: item.Delete,
 	}[method]
 }
-
-// output is a response with a JSON body.
-type output[T any] struct{ Body T }
-
-// bytesOutput is a response with a raw body.
-type bytesOutput struct {
-	ContentType string `header:"Content-Type"`
-	Body        []byte
-}
-
-func respond[T any](body T) (*output[T], error) { return &output[T]{body}, nil }
 
 // onSandboxPath is the input of a route with the path of a sandbox.
 type onSandboxPath interface{ target() string }

@@ -17,7 +17,6 @@ import (
 // Limits of searches, in addition to the guest's.
 const (
 	defaultMatches = 100
-	maxExclude     = 32
 	// searchGrace is how much longer than a search its results may take.
 	searchGrace = 20 * time.Second
 )

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
@@ -26,6 +28,21 @@ const (
 	// lastWrite is how long a client has to read the last message.
 	lastWrite = 5 * time.Second
 )
+
+// socketResponse describes a WebSocket: the text messages of the node and of the client.
+func (a *API) socketResponse(node, client []any) map[int]*huma.Response {
+	oneOf := func(messages []any) *huma.Schema {
+		s := &huma.Schema{}
+		for _, m := range messages {
+			s.OneOf = append(s.OneOf, a.schema(reflect.TypeOf(m)))
+		}
+		return s
+	}
+	return map[int]*huma.Response{http.StatusSwitchingProtocols: {
+		Description: "A WebSocket; the schema describes the text messages of the node and of the client",
+		Content:     map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{AnyOf: []*huma.Schema{oneOf(node), oneOf(client)}}}},
+	}}
+}
 
 // checkUpgrade refuses requests that are not the handshake of a WebSocket (RFC 6455,
 // section 4.1) over HTTP/1.1.

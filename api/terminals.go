@@ -51,13 +51,10 @@ func (a *API) registerTerminals() {
 		codes: slices.Concat(wakeCodes, []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory,
 			problem.PathNotPermitted, problem.TerminalNotFound, problem.TerminalLost, problem.TerminalLimitExceeded, problem.StreamLimitExceeded, problem.UpgradeRequired,
 			problem.OriginNotAllowed, problem.SandboxAsleep, problem.SandboxStopped, problem.SessionNotFound, problem.SessionLost, problem.SessionBusy}),
-		responses: map[int]*huma.Response{http.StatusSwitchingProtocols: {
-			Description: "A WebSocket; the schema describes the text messages of the node and of the client",
-			Content: map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{AnyOf: []*huma.Schema{
-				{OneOf: []*huma.Schema{a.schema(reflect.TypeFor[types.TerminalTruncated]()), a.schema(reflect.TypeFor[types.TerminalReady]()), a.schema(reflect.TypeFor[types.TerminalExit]()), a.schema(reflect.TypeFor[types.TerminalFailed]())}},
-				{OneOf: []*huma.Schema{a.schema(reflect.TypeFor[types.TerminalResize]()), a.schema(reflect.TypeFor[types.TerminalSignal]())}},
-			}}}},
-		}},
+		responses: a.socketResponse(
+			[]any{types.TerminalTruncated{}, types.TerminalReady{}, types.TerminalExit{}, types.TerminalFailed{}},
+			[]any{types.TerminalResize{}, types.TerminalSignal{}},
+		),
 	}, a.terminalSocket)
 	a.registerTerminalURL()
 	register(a, route{

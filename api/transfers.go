@@ -8,6 +8,7 @@ import (
 	"mime"
 	"net/http"
 	"path"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -146,6 +147,11 @@ func (a *API) writeFileJSON(ctx context.Context, in *writeFileInput) (*huma.Stre
 	}
 	o.Mode, o.CreateNew = parseMode(cmp.Or(body.Mode, in.Mode)), o.CreateNew || body.CreateNew
 	return a.storeFile(ctx, in, body.Path, o, bytes.NewReader(content))
+}
+
+// writeFileSchema returns the schema of the JSON form of a small file.
+func (a *API) writeFileSchema() *huma.Schema {
+	return a.schema(reflect.TypeFor[types.WriteFileRequest]())
 }
 
 func (a *API) storeFile(ctx context.Context, in *writeFileInput, path string, o guest.WriteOptions, body io.Reader) (*huma.StreamResponse, error) {
