@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -286,6 +287,18 @@ func TestExecWebSocketIsRefusedBeforeTheHandshake(t *testing.T) {
 	s.refused(problem.UpgradeRequired, "GET", "/sandbox/box/exec", nil)
 	s.refused(problem.UpgradeRequired, "GET", "/sandbox/box/exec", nil, with("Sec-WebSocket-Version", "8")...)
 	s.refused(problem.UpgradeRequired, "GET", "/sandbox/box/exec", nil, with("Sec-WebSocket-Key", "short")...)
+	for name, change := range map[string]func(*http.Request){
+		"HEAD":     func(r *http.Request) { r.Method = http.MethodHead },
+		"HTTP/1.0": func(r *http.Request) { r.ProtoMinor = 0 },
+	} {
+		r := s.request(t.Context(), "GET", "/sandbox/box/exec", nil, handshake...)
+		change(r)
+		w := httptest.NewRecorder()
+		s.api.ServeHTTP(w, r)
+		if code := w.Header().Get(problem.HeaderError); code != problem.UpgradeRequired.String() {
+			t.Errorf("%s: status %d, code %q: %s", name, w.Code, code, w.Body)
+		}
+	}
 	s.refused(problem.SandboxNotFound, "GET", "/sandbox/none/exec", nil, handshake...)
 	s.refused(problem.Unauthorized, "GET", "/sandbox/box/exec", nil, with("Authorization", "")...)
 	e, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true})

@@ -48,7 +48,7 @@ func (a *API) socketResponse(node, client []any) map[int]*huma.Response {
 // section 4.1) over HTTP/1.1.
 func checkUpgrade(r *http.Request) *problem.Problem {
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(r.Header.Get("Sec-WebSocket-Key")))
-	if r.ProtoMajor == 1 && hasToken(r.Header, "Connection", "upgrade") && hasToken(r.Header, "Upgrade", "websocket") &&
+	if r.Method == http.MethodGet && r.ProtoMajor == 1 && r.ProtoMinor == 1 && hasToken(r.Header, "Connection", "upgrade") && hasToken(r.Header, "Upgrade", "websocket") &&
 		r.Header.Get("Sec-WebSocket-Version") == "13" && err == nil && len(key) == 16 && len(r.Header.Values("Sec-WebSocket-Key")) == 1 {
 		return nil
 	}
