@@ -64,9 +64,9 @@ type Limits struct {
 	// MaxStreams limits open streams of server-sent events and WebSockets. A call beyond
 	// it gets stream_limit_exceeded. Default: 1024.
 	MaxStreams int
-	// MaxCalls limits buffered commands and file transfers, until their responses have
-	// been written. A call beyond it gets call_limit_exceeded. A command counts once for
-	// each MiB of output that it may return, so this also limits memory. Default: 512.
+	// MaxCalls limits buffered commands, file transfers and large bodies, until their
+	// responses have been written. A call beyond it gets call_limit_exceeded. A call counts
+	// about once for each MiB that it may take, so this also limits memory. Default: 512.
 	MaxCalls int
 	// Heartbeat is how long a stream is silent before a comment line is sent: proxies
 	// close streams that are silent for 30 s or 60 s. Default: 15 s.

@@ -79,6 +79,27 @@ func TestBadBodiesAreRefused(t *testing.T) {
 	}
 }
 
+// Bodies are in memory until the response is written.
+func TestLargeBodiesCountAsCalls(t *testing.T) {
+	s := newServer(t, Limits{MaxCalls: 1})
+	if err := s.api.calls.pool.TryAcquire(1); err != nil {
+		t.Fatal(err)
+	}
+	const small, large = `{"name":"Not a name"}`, smallBody + 1
+	s.refused(problem.NameInvalid, "POST", "/sandbox", small)
+	padded := small + strings.Repeat(" ", large-len(small))
+	s.refused(problem.CallLimitExceeded, "POST", "/sandbox", padded)
+	s.refused(problem.CallLimitExceeded, "POST", "/sandbox", io.MultiReader(strings.NewReader(small)), "Content-Type", "application/json")
+	s.refused(problem.BodyTooLarge, "GET", "/sandbox", padded)
+	s.api.calls.pool.Release(1)
+	s.refused(problem.NameInvalid, "POST", "/sandbox", padded)
+	s.create("box")
+	s.refused(problem.CallLimitExceeded, "PUT", "/sandbox/box/files/write", padded) // up to 4 MiB
+	if n := s.api.calls.pool.Used(); n != 0 {
+		t.Errorf("%d slots are held", n)
+	}
+}
+
 func TestParametersAreCheckedBeforeTheBody(t *testing.T) {
 	s := newServer(t, Limits{})
 	for _, body := range []string{"{", `{"name":1}`, ""} {
@@ -199,7 +220,7 @@ func TestBodyOfARouteWithoutFieldsIsRefused(t *testing.T) {
 	must[types.SandboxList](s, http.StatusOK, "GET", "/sandbox?cursor=", nil)
 }
 
-// So looks a request without a body in HTTP/3, and an empty chunked one.
+// A request without a body has an unknown length in HTTP/3, and so has an empty chunked one.
 func TestBodyOfUnknownLengthMayBeEmpty(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
@@ -326,15 +347,11 @@ func TestResponseHasItsSlotUntilItIsWritten(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
-	for _, r := range []*http.Request{
-		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"true","max_output_bytes":5000000}`),
-		s.request(t.Context(), "GET", "/sandbox/box/process/"+process+"/logs", nil),
-		s.request(t.Context(), "GET", "/sandbox/box/files?"+at(t.TempDir()), nil),
+	for r, want := range map[*http.Request]int64{
+		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"true","max_output_bytes":5000000}`): 5,
+		s.request(t.Context(), "GET", "/sandbox/box/process/"+process+"/logs", nil):                          maxLogs >> 20,
+		s.request(t.Context(), "GET", "/sandbox/box/files?"+at(t.TempDir()), nil):                            1,
 	} {
-		want := int64(1)
-		if r.Method == "POST" {
-			want = 5
-		}
 		w := &heldWriter{ResponseRecorder: httptest.NewRecorder(), began: make(chan struct{}), release: make(chan struct{})}
 		ended := make(chan struct{})
 		go func() {
@@ -343,13 +360,13 @@ func TestResponseHasItsSlotUntilItIsWritten(t *testing.T) {
 		}()
 		<-w.began
 		if n := s.api.calls.pool.Used(); n != want {
-			t.Errorf("%s: %d places are held while it is written, not %d", r.URL.Path, n, want)
+			t.Errorf("%s: %d slots are held while it is written, not %d", r.URL.Path, n, want)
 		}
 		s.sleep(id)
 		close(w.release)
 		<-ended
 		if n := s.api.calls.pool.Used(); n != 0 || w.Code != http.StatusOK {
-			t.Errorf("%s: %d places are held after its end, status %d", r.URL.Path, n, w.Code)
+			t.Errorf("%s: %d slots are held after its end, status %d", r.URL.Path, n, w.Code)
 		}
 	}
 }
@@ -658,8 +675,8 @@ func TestEveryErrorHasItsProblem(t *testing.T) {
 	}
 }
 
-// FuzzRequests: whatever comes, the node does not panic, says every error as a
-// problem document, and never fails with 500.
+// FuzzRequests: the node never panics, reports every error as a problem document, and
+// never fails with 500.
 func FuzzRequests(f *testing.F) {
 	for _, r := range routes {
 		method, path, _ := strings.Cut(r, " ")

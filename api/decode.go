@@ -26,6 +26,8 @@ const (
 	// sent as raw bytes.
 	maxJSON     = 1 << 20
 	maxFileJSON = 4 << 20
+	// smallBody is the size of a body up to which a request does not count as a call.
+	smallBody = 64 << 10
 	// maxDepth limits how deep JSON is nested, as encoding/json does.
 	maxDepth = 10_000
 )
@@ -33,10 +35,16 @@ const (
 // sendRaw is the remedy for a JSON body that is too large.
 const sendRaw = "send files as raw bytes"
 
-// decodeBody reads the JSON body of a request and decodes it as decodeJSON does.
+// decodeBody reads the JSON body of a request and decodes it as decodeJSON does. A request
+// whose body is not small counts as a call for each MiB that the body may have.
 func (a *API) decodeBody(w http.ResponseWriter, r *http.Request, limit int64, schema *huma.Schema, into any) error {
 	if err := checkType(r); err != nil {
 		return err
+	}
+	if r.ContentLength < 0 || r.ContentLength > smallBody {
+		if err := a.calls.acquire(r.Context(), limit/maxJSON); err != nil {
+			return err
+		}
 	}
 	body, err := a.readBody(w, r, limit, sendRaw)
 	switch {
@@ -95,7 +103,7 @@ func bodyProblem(err error) *problem.Problem {
 	if network, ok := errors.AsType[net.Error](err); ok && network.Timeout() {
 		return problem.New(problem.BodyTimeout, "the rest of the body did not arrive in time; send it without long pauses")
 	}
-	return problem.New(problem.BodyIncomplete, "the connection ended before the body did; nothing has changed; send it again")
+	return problem.New(problem.BodyIncomplete, "the connection ended before the body did; send it again")
 }
 
 // decodeJSON decodes JSON that its schema accepts. It refuses fields that would be

@@ -347,7 +347,7 @@ func TestTooManyCallsAndStreamsAreRefused(t *testing.T) {
 	cancel()
 	<-ended
 	stream.close()
-	s.eventually("there is room again", func() bool {
+	s.eventually("a slot is free again", func() bool {
 		return s.do("POST", "/sandbox/box/exec", `{"command":"true"}`).status == http.StatusOK
 	})
 	s.eventually("the stream has ended", func() bool { return s.api.streams.pool.Used() == 0 })
@@ -355,15 +355,27 @@ func TestTooManyCallsAndStreamsAreRefused(t *testing.T) {
 	again.expect("start")
 }
 
-func TestCommandCountsByWhatItMayKeep(t *testing.T) {
+func TestCallsCountByTheMemoryThatTheyMayTake(t *testing.T) {
 	s := newServer(t, Limits{MaxCalls: 3})
 	s.create("box")
 	for _, most := range []int{1, 1 << 20, 2 << 20, 3 << 20} {
 		must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output_bytes": most})
 	}
 	s.refused(problem.CallLimitExceeded, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output_bytes": 3<<20 + 1})
+	must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"true","name":"web"}`)
+	s.refused(problem.CallLimitExceeded, "GET", "/sandbox/box/process/web/logs", nil) // up to 4 MiB
+	dir := t.TempDir()
+	for i := range 3 * filesPerSlot {
+		if err := os.WriteFile(filepath.Join(dir, itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if i == 3*filesPerSlot-2 {
+			must[types.FileList](s, http.StatusOK, "GET", "/sandbox/box/files?path="+dir, nil)
+		}
+	}
+	s.refused(problem.CallLimitExceeded, "GET", "/sandbox/box/files?path="+dir, nil)
 	if n := s.api.calls.pool.Used(); n != 0 {
-		t.Errorf("%d places are held", n)
+		t.Errorf("%d slots are held", n)
 	}
 }
 

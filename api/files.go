@@ -125,6 +125,10 @@ func checkPath(location, path string) error {
 	return nil
 }
 
+// filesPerSlot is how many files of a listing count as a further call: they take about a
+// MiB until the client has read them.
+const filesPerSlot = 4096
+
 // maxPath is Linux's PATH_MAX.
 const maxPath = 4096
 
@@ -140,6 +144,9 @@ func (a *API) listFiles(ctx context.Context, in *listFilesInput) (*output[types.
 	}
 	return withFiles(ctx, a, in.ID, func(g *guest.Client) (*output[types.FileList], error) {
 		files, truncated, err := g.List(ctx, in.Path, guest.ListOptions{Recursive: in.Recursive, Hidden: in.Hidden})
+		if err == nil {
+			err = a.calls.acquire(ctx, int64(len(files)/filesPerSlot))
+		}
 		return &output[types.FileList]{types.FileList{Files: listOf(files, fileOf), Truncated: truncated}}, err
 	})
 }

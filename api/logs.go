@@ -15,9 +15,12 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// maxLogs is the maximum number of bytes that are read of the output of a process. It
-// is more than a guest stores.
-const maxLogs = 8 << 20
+const (
+	// maxLogs limits the memory that the output of a process takes. A guest stores 256 KiB.
+	maxLogs = 4 << 20
+	// chunkCost is the memory of a chunk in addition to its output, here and in the response.
+	chunkCost = 256
+)
 
 type logsInput struct {
 	ProcessPath
@@ -38,15 +41,15 @@ func (a *API) registerLogs() {
 
 func (a *API) logs(ctx context.Context, in *logsInput, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
 	follow := wantsEvents(in.r)
-	limit := &a.calls
+	limit, slots := &a.calls, execSlots(maxLogs)
 	if follow {
-		limit = &a.streams
+		limit, slots = &a.streams, 1
 	}
 	process, err := sb.Process(in.Process)
 	if err != nil {
 		return nil, noProcess(sb, err)
 	}
-	if err := limit.acquire(ctx, 1); err != nil {
+	if err := limit.acquire(ctx, slots); err != nil {
 		return nil, err
 	}
 	source, lease, err := a.openLogs(ctx, sb.ID, process.ID, follow)
@@ -84,7 +87,7 @@ func (a *API) openLogs(ctx context.Context, id sandbox.ID, process string, follo
 	return source, lease, nil
 }
 
-// collectLogs reads the stored output, at most maxLogs bytes of it.
+// collectLogs reads the stored output, as much of it as takes maxLogs bytes.
 func collectLogs(source *guest.LogStream) (*types.Log, error) {
 	c := logCollector{joiners: map[types.LogStream]*runeJoiner{types.LogStreamStdout: {}, types.LogStreamStderr: {}}, remaining: maxLogs}
 	for {
@@ -110,7 +113,7 @@ func collectLogs(source *guest.LogStream) (*types.Log, error) {
 type logCollector struct {
 	joiners   map[types.LogStream]*runeJoiner
 	chunks    []rawChunk
-	remaining int
+	remaining int // bytes of memory; 0 when no more output is added
 	truncated bool
 }
 
@@ -120,17 +123,24 @@ type rawChunk struct {
 }
 
 func (c *logCollector) add(stream types.LogStream, b []byte) {
-	if len(b) > c.remaining {
-		c.truncated = true
-		b = b[:c.remaining]
-		b = b[:len(b)-incompleteTail(b)]
-		c.remaining = len(b)
-	}
 	if len(b) == 0 {
 		return
 	}
-	c.remaining -= len(b)
+	cost := 0
 	if n := len(c.chunks); n == 0 || c.chunks[n-1].stream != stream {
+		cost = chunkCost
+	}
+	free := max(0, c.remaining-cost)
+	if len(b) > free {
+		c.truncated = true
+		b = b[:free-incompleteTail(b[:free])]
+		free = len(b)
+	}
+	c.remaining = free - len(b)
+	if len(b) == 0 {
+		return
+	}
+	if cost > 0 {
 		c.chunks = append(c.chunks, rawChunk{stream: stream})
 	}
 	last := &c.chunks[len(c.chunks)-1]

@@ -208,7 +208,7 @@ func TestBadProcessRequestsAreRefused(t *testing.T) {
 	s.refused(problem.SandboxNotFound, "POST", "/sandbox/absent/process", `{"command":"true"}`)
 }
 
-func TestTooManyProcessesIsSaid(t *testing.T) {
+func TestTooManyProcessesAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	for range 256 { // as many as a guest runs
@@ -242,7 +242,7 @@ func TestLogsWithoutEndAreCut(t *testing.T) {
 		t.Error("the guest decides on the id")
 	}
 	logs := must[types.Log](s, http.StatusOK, "GET", "/sandbox/box/process/web/logs", nil)
-	if len(logs.Logs) != 1 || len(logs.Logs[0].Data) != maxLogs || !logs.Truncated {
+	if len(logs.Logs) != 1 || len(logs.Logs[0].Data) != maxLogs-chunkCost || !logs.Truncated {
 		t.Errorf("%d chunks, truncated %v", len(logs.Logs), logs.Truncated)
 	}
 }

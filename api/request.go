@@ -20,7 +20,7 @@ func (a *API) refuseBody(ctx huma.Context, next func(huma.Context)) {
 		next(ctx)
 		return
 	}
-	body, err := a.readBody(w, r, maxJSON, sendRaw)
+	body, err := a.readBody(w, r, smallBody, "send no body")
 	if err == nil && len(body) > 0 {
 		err = checkType(r)
 		if err == nil && string(bytes.TrimSpace(body)) != "{}" {

@@ -44,7 +44,7 @@ type route struct {
 // commonCodes can come from any route that needs a token.
 var commonCodes = []problem.Code{problem.Unauthorized, problem.RequestInvalid, problem.URITooLong, problem.NodeUnavailable, problem.DescriptorsExhausted, problem.InternalError}
 
-// bodyCodes can come from any route with a JSON body.
+// bodyCodes can come from any route: without a body of its own, it refuses bodies.
 var bodyCodes = []problem.Code{problem.JSONInvalid, problem.MediaTypeUnsupported, problem.BodyTooLarge, problem.BodyIncomplete, problem.BodyTimeout}
 
 // wakeCodes can come from any route that wakes a sandbox.
@@ -100,7 +100,7 @@ func register[I, O any](a *API, rt route, handler func(context.Context, *I) (*O,
 
 // registerBody adds a route with a JSON body of type B.
 func registerBody[I, B, O any](a *API, rt route, handler func(context.Context, *I, *B) (*O, error)) {
-	rt.codes = slices.Concat(rt.codes, bodyCodes)
+	rt.codes = slices.Concat(rt.codes, bodyCodes, []problem.Code{problem.CallLimitExceeded})
 	schema := a.schema(reflect.TypeFor[B]())
 	addRoute(a, rt, &huma.RequestBody{Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}, func(ctx context.Context, in *I) (*O, error) {
 		body := new(B)

@@ -59,7 +59,7 @@ func TestEncodeMarksBytesThatAreNotText(t *testing.T) {
 }
 
 func TestCollectedLogsJoinWhatBelongsTogether(t *testing.T) {
-	c := logCollector{joiners: map[types.LogStream]*runeJoiner{"stdout": {}, "stderr": {}}, remaining: 12}
+	c := logCollector{joiners: map[types.LogStream]*runeJoiner{"stdout": {}, "stderr": {}}, remaining: 12 + 3*chunkCost}
 	say := func(stream types.LogStream, data string) { c.add(stream, c.joiners[stream].join([]byte(data))) }
 	say("stdout", "a\xc3") // é in two pieces, with another stream between them
 	say("stderr", "oops")
@@ -79,5 +79,16 @@ func TestCollectedLogsJoinWhatBelongsTogether(t *testing.T) {
 		if logs.Logs[i] != want[i] {
 			t.Errorf("chunk %d is %+v, not %+v", i, logs.Logs[i], want[i])
 		}
+	}
+}
+
+func TestCollectedLogsCountTheirChunks(t *testing.T) {
+	c := logCollector{joiners: map[types.LogStream]*runeJoiner{"stdout": {}, "stderr": {}}, remaining: 10 * (chunkCost + 1)}
+	for range 1000 {
+		c.add("stdout", []byte("a"))
+		c.add("stderr", []byte("b"))
+	}
+	if logs := c.finish(); len(logs.Logs) != 10 || !logs.Truncated {
+		t.Errorf("%d chunks, truncated %v", len(logs.Logs), logs.Truncated)
 	}
 }
