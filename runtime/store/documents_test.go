@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/dgraph-io/badger/v4"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // The contract of document.Store.
@@ -22,6 +24,8 @@ func TestDocumentsConform(t *testing.T) {
 		{"documents are listed unchanged, in order", documentsListed},
 		{"a document replaces the older one", documentReplaces},
 		{"a deleted document is gone and deleting is idempotent", documentDeleted},
+		{"a document is read alone", documentRead},
+		{"names are listed by prefix, and some skipped", documentNamesListed},
 		{"kinds are separate", documentKindsSeparate},
 		{"names are arbitrary bytes", documentNamesAreBytes},
 		{"callers share no memory with the store", documentIsCopied},
@@ -85,6 +89,44 @@ func documentDeleted(t *testing.T, d *Badger) {
 	}
 }
 
+func documentRead(t *testing.T, d *Badger) {
+	must(t, d.PutDocument(t.Context(), "rules", "a", []byte("value")))
+	must(t, d.PutDocument(t.Context(), "rules", "empty", nil))
+	for name, want := range map[string]string{"a": "value", "empty": ""} {
+		if got, err := d.Document(t.Context(), "rules", name); err != nil || string(got) != want {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+	}
+	for _, key := range [][2]string{{"rules", "b"}, {"rule", "a"}} {
+		if got, err := d.Document(t.Context(), key[0], key[1]); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%q: %q, %v", key, got, err)
+		}
+	}
+	if _, err := d.Document(t.Context(), "Rules", "a"); err == nil || errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a wrong kind: %v", err)
+	}
+}
+
+func documentNamesListed(t *testing.T, d *Badger) {
+	for _, name := range []string{"a", "a/1", "a/2", "b", "b/1", "ab"} {
+		must(t, d.PutDocument(t.Context(), "rules", name, []byte(name)))
+		must(t, d.PutDocument(t.Context(), "secrets", "other"+name, []byte(name)))
+	}
+	list := func(prefix string, next map[string]string) (names []string) {
+		must(t, d.DocumentNames(t.Context(), "rules", prefix, func(name string) (string, error) {
+			names = append(names, name)
+			return next[name], nil
+		}))
+		return names
+	}
+	testkit.Diff(t, "all names", list("", nil), []string{"a", "a/1", "a/2", "ab", "b", "b/1"})
+	testkit.Diff(t, "names with a prefix", list("a/", nil), []string{"a/1", "a/2"})
+	testkit.Diff(t, "names without some", list("", map[string]string{"a/1": "a0", "b": "c"}), []string{"a", "a/1", "ab", "b"})
+	testkit.Diff(t, "no names", list("c", nil), []string(nil))
+	failed := errors.New("failed")
+	testkit.ErrorIs(t, "DocumentNames", d.DocumentNames(t.Context(), "rules", "", func(string) (string, error) { return "", failed }), failed)
+}
+
 func documentKindsSeparate(t *testing.T, d *Badger) {
 	must(t, d.PutDocument(t.Context(), "rule", "s/a", []byte("1")))
 	must(t, d.PutDocument(t.Context(), "rules", "a", []byte("2")))
@@ -102,7 +144,7 @@ func documentKindsSeparate(t *testing.T, d *Badger) {
 
 func documentNamesAreBytes(t *testing.T, d *Badger) {
 	want := map[string]string{}
-	for _, name := range []string{"/", "a/b/", "\x00", "ÿ\xff", " ", strings.Repeat("n", 200)} {
+	for _, name := range []string{"/", "a/b/", "\x00", "ÿ\xff", " ", strings.Repeat("n", 1000)} {
 		want[name] = name
 		must(t, d.PutDocument(t.Context(), "names", name, []byte(name)))
 	}
@@ -162,7 +204,7 @@ func documentTooLarge(t *testing.T, d *Badger) {
 }
 
 func documentBadKeys(t *testing.T, d *Badger) {
-	for _, key := range [][2]string{{"", "a"}, {"a/b", "a"}, {"Rules", "a"}, {"ru les", "a"}, {strings.Repeat("k", 33), "a"}, {"rules", ""}, {"rules", strings.Repeat("n", 201)}} {
+	for _, key := range [][2]string{{"", "a"}, {"a/b", "a"}, {"Rules", "a"}, {"ru les", "a"}, {strings.Repeat("k", 33), "a"}, {"rules", ""}, {"rules", strings.Repeat("n", 1001)}} {
 		for what, err := range map[string]error{
 			"put":    d.PutDocument(t.Context(), key[0], key[1], nil),
 			"delete": d.DeleteDocument(t.Context(), key[0], key[1]),
@@ -187,6 +229,8 @@ func documentsEndedContext(t *testing.T, d *Badger) {
 		"put":    d.PutDocument(ctx, "rules", "b", nil),
 		"delete": d.DeleteDocument(ctx, "rules", "a"),
 		"list":   d.Documents(ctx, "rules", func(string, []byte) error { return nil }),
+		"names":  d.DocumentNames(ctx, "rules", "", func(string) (string, error) { return "", nil }),
+		"read":   second(d.Document(ctx, "rules", "a")),
 	} {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: got %v, want context.Canceled", what, err)
@@ -196,6 +240,8 @@ func documentsEndedContext(t *testing.T, d *Badger) {
 		t.Errorf("got %q, want the first document only", got)
 	}
 }
+
+func second[T any](_ T, err error) error { return err }
 
 func documentsConcurrent(t *testing.T, d *Badger) {
 	const workers, rounds = 16, 20
@@ -234,6 +280,9 @@ func documentsClosedRefuses(t *testing.T, d *Badger) {
 		"put":    d.PutDocument(t.Context(), "rules", "b", nil),
 		"delete": d.DeleteDocument(t.Context(), "rules", "a"),
 		"list":   d.Documents(t.Context(), "rules", func(string, []byte) error { return nil }),
+		"names":  d.DocumentNames(t.Context(), "rules", "", func(string) (string, error) { return "", nil }),
+		"read":   second(d.Document(t.Context(), "rules", "a")),
+		"export": second(d.BeginExport(t.Context())),
 	} {
 		if err == nil {
 			t.Errorf("%s: got no error after Close", what)

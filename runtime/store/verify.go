@@ -352,8 +352,11 @@ func logEntry(data []byte) (n int, version uint64) {
 	return n, ^binary.BigEndian.Uint64(data[versionAt:])
 }
 
+// maxKey is more than the length of any key of the store, in bytes, with its version.
+const maxKey = 1100
+
 // maxEntryHeader is the maximum length of an entry's header, in bytes: flags, lengths of at
-// most 512 and of about a million, and no expiry.
+// most maxKey and of about a million, and no expiry.
 const maxEntryHeader = 2 + 2 + 3 + 1
 
 // entryLength returns the lengths of the header and of the whole entry at the start of data.
@@ -372,7 +375,6 @@ func entryLength(data []byte) (header, n int) {
 		fields[i] = v
 		header += size
 	}
-	const maxKey = 512 // more than any key of the store
 	key, value := fields[0], fields[1]
 	if key <= 8 || key > maxKey || value > maxRecord+1 {
 		return 0, 0
