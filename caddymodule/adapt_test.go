@@ -127,8 +127,8 @@ func TestShippedCaddyfiles(t *testing.T) {
 		}
 	}
 	for file, parts := range map[string][]string{
-		"../Caddyfile":                      {`"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`},
-		"../packaging/Caddyfile.production": {`"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`},
+		"../Caddyfile":                      {`"data": "/srv/doze"`, `"module": "doze"`, `admin.sock|0600`},
+		"../packaging/Caddyfile.production": {`"data": "/srv/doze"`, `"module": "doze"`, `admin.sock|0600`},
 	} {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			content, err := os.ReadFile(file)

@@ -1,6 +1,7 @@
 package caddymodule
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -37,15 +38,24 @@ const (
 // site is a real Caddy with doze in it. Its node is the real one over fakes.
 type site struct {
 	*sandboxtest.Node
-	node   *node.Node
-	t      *testing.T
-	home   string
-	port   int
-	global string // more global options
+	node    *node.Node
+	t       *testing.T
+	home    string
+	port    int
+	global  string // more global options
+	storage string // its arguments; default: files
 }
 
 // newSite loads a Caddyfile like the one of `make up`, with more options of doze.
 func newSite(t *testing.T, options ...string) *site {
+	t.Helper()
+	s := prepareSite(t)
+	s.start(strings.Join(options, "\n"))
+	return s
+}
+
+// prepareSite returns a site that start starts.
+func prepareSite(t *testing.T) *site {
 	t.Helper()
 	home, err := os.MkdirTemp("", "doze") // the path of a Unix socket must be short
 	if err != nil {
@@ -58,7 +68,6 @@ func newSite(t *testing.T, options ...string) *site {
 			t.Error(err)
 		}
 	})
-	s.start(strings.Join(options, "\n"))
 	return s
 }
 
@@ -72,6 +81,12 @@ func (s *site) start(options string) {
 	cfg.Sandbox.Images.Names = map[string]string{"base": "localhost/doze/base:latest"}
 	s.node = nodetest.Open(s.t, cfg, s.Node, slog.New(logHandler{target: &held.target}))
 	held.Node = s.node
+	if s.storage != "" {
+		var err error
+		if held.store, err = holdStore(s.home, slog.DiscardHandler); err != nil {
+			s.t.Fatal(err)
+		}
+	}
 	if _, _, err := nodes.LoadOrNew(s.home, func() (caddy.Destructor, error) { return held, nil }); err != nil {
 		s.t.Fatal(err)
 	}
@@ -108,7 +123,7 @@ func (s *site) load(options, sites string) error {
 	config := fmt.Sprintf(`{
 	admin off
 	persist_config off
-	storage file_system %[1]s/caddy
+	storage %[6]s
 	skip_install_trust
 	default_bind 127.0.0.1
 	https_port %[2]d
@@ -133,7 +148,7 @@ api.doze.localhost {
 https:// {
 	doze_preview
 }
-%[4]s`, s.home, s.port, options, sites, s.global)
+%[4]s`, s.home, s.port, options, sites, s.global, cmp.Or(s.storage, "file_system "+s.home+"/caddy"))
 	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(config), nil)
 	if err != nil {
 		return err

@@ -24,7 +24,8 @@ var nodes = caddy.NewUsagePool()
 // heldNode is an open node with the configurations that use it.
 type heldNode struct {
 	*node.Node
-	target logTarget // of its log
+	store  *heldStore // nil in tests
+	target logTarget  // of its log
 
 	mu   sync.Mutex
 	apps []*App // applied configurations, oldest first
@@ -78,8 +79,14 @@ func openNode(a *App) (*heldNode, error) {
 		defer cancel()
 		held := new(heldNode)
 		held.target.set(a.ctx.Slogger().Handler())
-		held.Node, err = node.Open(ctx, a.config, slog.New(logHandler{target: &held.target}))
-		return held, err
+		if held.store, err = holdStore(a.config.Home, a.ctx.Slogger().Handler()); err != nil {
+			return nil, err
+		}
+		held.Node, err = node.OpenOn(ctx, a.config, held.store.Badger, slog.New(logHandler{target: &held.target}))
+		if err != nil {
+			return nil, errors.Join(err, held.store.release())
+		}
+		return held, nil
 	})
 	if err != nil {
 		return nil, err
@@ -107,6 +114,9 @@ func (h *heldNode) use(a *App) error {
 		return err
 	}
 	h.target.set(a.ctx.Slogger().Handler())
+	if h.store != nil {
+		h.store.target.set(a.ctx.Slogger().Handler())
+	}
 	return nil
 }
 
@@ -136,5 +146,9 @@ func (h *heldNode) withdraw(a *App) error {
 func (h *heldNode) Destruct() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
-	return h.Close(ctx)
+	err := h.Close(ctx)
+	if h.store != nil {
+		err = errors.Join(err, h.store.release())
+	}
+	return err
 }

@@ -79,6 +79,10 @@ type Config struct {
 	PolicyCompiler string
 }
 
+// SealingKeyFile is the name of the file in Config.Folder with the key that encrypts secrets:
+// see seal.Open.
+const SealingKeyFile = "seal.key"
+
 // Egress carries the outbound traffic of all sandboxes of a node. It implements
 // sandbox.Uplink.
 type Egress struct {
@@ -159,7 +163,7 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 // openDocuments opens the stored state.
 func (e *Egress) openDocuments(ctx context.Context) (err error) {
 	documents := e.cfg.Documents
-	if e.key, err = seal.Open(filepath.Join(e.cfg.Folder, "seal.key")); err != nil {
+	if e.key, err = seal.Open(filepath.Join(e.cfg.Folder, SealingKeyFile)); err != nil {
 		return err
 	}
 	if e.placeholderKey, err = e.NodeKey(ctx, placeholderKey); err != nil {

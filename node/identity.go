@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/runtime/store"
 )
 
@@ -19,6 +20,15 @@ const nodeIDFile = "node_id"
 
 // StoreDir is the folder of the store in a node's home.
 func StoreDir(home string) string { return filepath.Join(home, "store") }
+
+// SealingKeyFile is the file in a node's home with the key that encrypts secrets. It does not
+// exist if systemd provides the key.
+func SealingKeyFile(home string) string {
+	return filepath.Join(egressFolder(home), egress.SealingKeyFile)
+}
+
+// egressFolder is the folder of egress in a node's home.
+func egressFolder(home string) string { return filepath.Join(home, "egress") }
 
 // ReadNodeID returns the id of the node to which a home belongs, or "" if it has none yet.
 func ReadNodeID(home string) (string, error) {
@@ -32,9 +42,20 @@ func ReadNodeID(home string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// openStore opens the store of the node to which the home belongs. In a new home it
+// WriteNodeID writes the id of the node to which a home belongs.
+func WriteNodeID(home, id string) error {
+	return writeNew(filepath.Join(home, nodeIDFile), 0o600, []byte(id+"\n"))
+}
+
+// OpenStore opens the store of the node to which the home belongs. In a new home it
 // creates the store and the node's id. The caller closes the store.
-func openStore(home string, log *slog.Logger) (*store.Badger, error) {
+//
+// Errors: store.ErrInUse (wrapped) if another node uses the home, and the errors of store.Open.
+func OpenStore(home string, log *slog.Logger) (*store.Badger, error) {
+	if err := os.MkdirAll(home, 0o700); err != nil {
+		return nil, fmt.Errorf("create the node's folder: %w", err)
+	}
+	restrict(home, log)
 	id, err := ReadNodeID(home)
 	if err != nil {
 		return nil, err
@@ -46,7 +67,7 @@ func openStore(home string, log *slog.Logger) (*store.Badger, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := writeNew(filepath.Join(home, nodeIDFile), 0o600, []byte(records.NodeID()+"\n")); err != nil {
+	if err := WriteNodeID(home, records.NodeID()); err != nil {
 		return nil, errors.Join(err, records.Close())
 	}
 	return records, nil

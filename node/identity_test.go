@@ -14,7 +14,7 @@ import (
 func TestHomeAndStoreBelongToOneNode(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	home := t.TempDir()
-	records, err := openStore(home, log)
+	records, err := OpenStore(home, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestHomeAndStoreBelongToOneNode(t *testing.T) {
 	if err := os.Remove(filepath.Join(home, nodeIDFile)); err != nil {
 		t.Fatal(err)
 	}
-	if records, err = openStore(home, log); err != nil || records.NodeID() != id {
+	if records, err = OpenStore(home, log); err != nil || records.NodeID() != id {
 		t.Fatalf("without the file: %v", err)
 	}
 	if err := records.Close(); err != nil {
@@ -39,7 +39,7 @@ func TestHomeAndStoreBelongToOneNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	var damage *store.DamageError
-	if _, err := openStore(home, log); !errors.As(err, &damage) {
+	if _, err := OpenStore(home, log); !errors.As(err, &damage) {
 		t.Errorf("without the store: %v", err)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/doze-run/doze/runtime/netns"
 	"github.com/doze-run/doze/runtime/podman"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store"
 	"github.com/doze-run/doze/runtime/store/document"
 	"github.com/doze-run/doze/wakeproxy"
 )
@@ -115,9 +116,26 @@ func (c *closers) close() error {
 // failedStartLimit bounds the end of a node that could not recover.
 const failedStartLimit = 30 * time.Second
 
-// Open starts a node: it opens the store, finds or starts Podman, and recovers what the
-// last run left. A home that another node uses returns store.ErrInUse (wrapped).
-func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error) {
+// Open is OpenOn with a store that it opens with OpenStore, and that ends with the node.
+func Open(ctx context.Context, cfg Config, log *slog.Logger) (*Node, error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	records, err := OpenStore(cfg.Home, log)
+	if err != nil {
+		return nil, err
+	}
+	n, err := OpenOn(ctx, cfg, records, log)
+	if err != nil {
+		return nil, errors.Join(err, records.Close())
+	}
+	n.closers = append(closers{records.Close}, n.closers...)
+	return n, nil
+}
+
+// OpenOn starts a node on its store: it finds or starts Podman, and recovers what the last
+// run left. The caller closes the store after the node.
+func OpenOn(ctx context.Context, cfg Config, records *store.Badger, log *slog.Logger) (_ *Node, err error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
@@ -130,14 +148,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	if err := os.MkdirAll(cfg.Sandbox.RunDir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the node's folders: %w", err)
 	}
-	restrict(cfg.Home, log)
 	findings := checkHost(ctx, cfg)
-	// The store is first: its lock excludes a second node.
-	records, err := openStore(cfg.Home, log)
-	if err != nil {
-		return nil, err
-	}
-	opened = append(opened, records.Close)
 	token, err := readToken(cfg.TokenFile)
 	if err != nil {
 		return nil, err
@@ -238,7 +249,7 @@ func Assemble(ctx context.Context, cfg Config, b Backends) (_ *Node, err error) 
 	}
 	n.Previews = wakeproxy.New(wakeproxy.Of(n.Sandboxes), b.Log)
 	n.Egress, err = egress.Open(ctx, egress.Config{
-		Folder: filepath.Join(cfg.Home, "egress"), Documents: b.Documents, Device: b.Device, Sandboxes: egress.ManagedSandboxes(n.Sandboxes),
+		Folder: egressFolder(cfg.Home), Documents: b.Documents, Device: b.Device, Sandboxes: egress.ManagedSandboxes(n.Sandboxes),
 		Operator: Operator, Settings: cfg.Egress, Log: b.Log, PolicyCompiler: cfg.PolicyCompiler,
 	})
 	if err != nil {

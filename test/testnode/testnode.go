@@ -54,6 +54,7 @@ type Node struct {
 	log   *os.File // has no name: a full home does not shorten it
 	run   *running // nil while the node does not run
 	roots *x509.CertPool
+	ca    string // in roots
 }
 
 // New makes the home of a node. It starts nothing; Remove removes what it made.
@@ -212,7 +213,11 @@ func (n *Node) Do(ctx context.Context, method, path, contentType string, body io
 // responds creates the client once the node has written its token, and checks
 // whether the node serves.
 func (n *Node) responds() error {
-	if n.API == nil {
+	ca, err := os.ReadFile(n.CA)
+	if err != nil {
+		return err
+	}
+	if n.API == nil || n.ca != string(ca) { // a node without its old store has another CA
 		if err := n.connect(); err != nil {
 			return err
 		}
@@ -235,6 +240,10 @@ func (n *Node) connect() error {
 	n.roots = x509.NewCertPool()
 	if !n.roots.AppendCertsFromPEM(ca) {
 		return errors.New("the CA is not written yet")
+	}
+	n.ca = string(ca)
+	if n.API != nil {
+		n.API.Close()
 	}
 	n.Token = strings.TrimSpace(string(token))
 	n.API, err = client.New(client.Config{URL: n.URL(""), Token: n.Token, CAFile: n.CA})
