@@ -17,6 +17,10 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
+// HoldPolicies calls f. Until f returns, no policy is pushed or deleted, so that each stored
+// policy has its file.
+func (e *Egress) HoldPolicies(f func() error) error { return e.modules.Hold(f) }
+
 // PutPolicy pushes a module. The owner's rules that name it use it from their next
 // request on. If one of them cannot use it, the error names the rule, and nothing
 // changes.

@@ -209,6 +209,14 @@ func (m *Modules) Delete(ctx context.Context, owner, name string) error {
 	return nil
 }
 
+// Hold calls f. Until f returns, no policy is stored or deleted, so that each stored policy has
+// its file.
+func (m *Modules) Hold(f func() error) error {
+	m.change.Lock()
+	defer m.change.Unlock()
+	return f()
+}
+
 // List returns the owner's policies by name.
 func (m *Modules) List(owner string) []Info {
 	m.mu.RLock()
