@@ -22,8 +22,8 @@ func init() {
 	caddy.RegisterModule(Admin{})
 }
 
-// Admin adds routes to Caddy's admin endpoint, which `doze reload` and `doze
-// validate` use.
+// Admin adds routes to Caddy's admin endpoint, which `doze reload`, `doze validate` and
+// `doze backup-node` use.
 //
 //   - POST /doze/adapt?filename=PATH adapts a configuration in the environment of this
 //     process, and returns {"result": …, "warnings": […]}. Content-Type names the
@@ -31,6 +31,8 @@ func init() {
 //   - POST /doze/check takes the JSON of the app `doze` and returns 200 if the
 //     running node could use it: it changes nothing that only a restart can change, and its
 //     policies exist and accept their configurations.
+//   - GET /doze/backup returns a backup of the node's data: see package backup. With
+//     without_key=true it omits the sealing key, the token and Caddy's files.
 type Admin struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -43,6 +45,7 @@ func (Admin) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		{Pattern: "/doze/adapt", Handler: caddy.AdminHandlerFunc(handleAdapt)},
 		{Pattern: "/doze/check", Handler: caddy.AdminHandlerFunc(handleCheck)},
+		{Pattern: "/doze/backup", Handler: caddy.AdminHandlerFunc(handleBackup)},
 	}
 }
 

@@ -128,9 +128,19 @@ func (a *app) findAdmin(address string, f *configFlags, text []byte) (admin, err
 // maxResponse bounds a response of the admin endpoint: a configuration.
 const maxResponse = 64 << 20
 
-// request makes a request. Errors: errNoNode (wrapped) if no process listens, or else the
-// node's.
+// request makes a request and returns the response's body. Errors: errNoNode (wrapped) if no
+// process listens, or else the node's.
 func (n admin) request(ctx context.Context, method, path string, header http.Header, body []byte) ([]byte, error) {
+	response, err := n.open(ctx, method, path, header, body)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	return io.ReadAll(io.LimitReader(response.Body, maxResponse))
+}
+
+// open is request for a body of any length, which the caller closes.
+func (n admin) open(ctx context.Context, method, path string, header http.Header, body []byte) (*http.Response, error) {
 	address, err := caddy.ParseNetworkAddress(n.address)
 	if err != nil {
 		return nil, fmt.Errorf("admin endpoint %s: %w", n.address, err)
@@ -162,18 +172,21 @@ func (n admin) request(ctx context.Context, method, path string, header http.Hea
 	if err != nil {
 		return nil, fmt.Errorf("admin endpoint %s: %w", n.address, err)
 	}
+	if response.StatusCode < 400 {
+		return response, nil
+	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxResponse))
-	if err == nil && response.StatusCode >= 400 {
-		var refusal struct {
-			Error string `json:"error"`
-		}
-		if json.Unmarshal(text, &refusal) != nil || refusal.Error == "" {
-			refusal.Error = response.Status
-		}
-		err = errors.New(refusal.Error)
+	if err != nil {
+		return nil, err
 	}
-	return text, err
+	var refusal struct {
+		Error string `json:"error"`
+	}
+	if json.Unmarshal(text, &refusal) != nil || refusal.Error == "" {
+		refusal.Error = response.Status
+	}
+	return nil, errors.New(refusal.Error)
 }
 
 // adaptAt returns the configuration as JSON, adapted in the environment of a node. It prints

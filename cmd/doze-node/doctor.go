@@ -33,7 +33,7 @@ With --store [PATH] it reads the node's store, by default $DOZE_HOME/store, veri
 checksums and changes nothing; the node must not run. With --reset it moves that folder
 aside and creates an empty one: the node then starts with every sandbox in quarantine,
 and doze adopt restores each with its files, ports and declared processes. Rules,
-secrets and policies are lost.`,
+secrets, policies, and the certificates of storage doze are lost.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if checkStore {
 				return cobra.MaximumNArgs(1)(cmd, args)
@@ -106,7 +106,7 @@ func (a *app) checkStore(args []string, reset, asJSON bool) error {
 	}
 	finding := doctor.Finding{Name: "store", OK: true, Level: doctor.LevelInfo, Detail: dir + " is intact"}
 	if reset {
-		if err := checkOwner(os.Geteuid(), filepath.Dir(dir)); err != nil {
+		if err := checkOwner(os.Geteuid(), filepath.Dir(dir), "doctor"); err != nil {
 			return err
 		}
 		id, err := node.ReadNodeID(filepath.Dir(dir))

@@ -68,7 +68,8 @@ func (a *app) rootCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(a.runCommand(), a.reloadCommand(), a.validateCommand(), a.caddyCommand(), a.doctorCommand(), a.versionCommand())
+	root.AddCommand(a.runCommand(), a.reloadCommand(), a.validateCommand(), a.caddyCommand(), a.doctorCommand(),
+		a.backupCommand(), a.restoreCommand(), a.versionCommand())
 	usage.Check(root, nil)
 	return root
 }

@@ -109,7 +109,7 @@ func TestWrongArgumentsAreRefused(t *testing.T) {
 	for args, words := range map[string]string{
 		"doctor x": `unknown command "x"`, "doctor --nope": "unknown flag: --nope", "nope": `doze has no command "nope"`,
 		"doctor --store x y": "accepts at most 1 arg", "doctor --reset": "--reset requires --store", "reload x": `unknown command "x"`, "reload --nope": "unknown flag: --nope",
-		"validate x": `unknown command "x"`, "validate --nope": "unknown flag: --nope", "version x": `unknown command "x"`, "version --nope": "unknown flag: --nope",
+		"validate x": `unknown command "x"`, "validate --nope": "unknown flag: --nope", "version x": `unknown command "x"`, "backup-node --nope": "unknown flag: --nope", "restore-node --nope": "unknown flag: --nope", "version --nope": "unknown flag: --nope",
 	} {
 		if out, errs, code := run(t, strings.Fields(args)...); code != usage.ExitCode || !strings.HasPrefix(errs, "doze: ") || !strings.Contains(errs, words) || out != "" {
 			t.Errorf("doze %s: exit code %d, output %q, error %q", args, code, out, errs)

@@ -155,11 +155,11 @@ func startInNamespace(cmd *exec.Cmd, namespace *os.File) error {
 }
 
 // checkOwner returns an error if user is root and the folder belongs to another user,
-// whose node could not open files that root makes.
-func checkOwner(user int, dir string) error {
+// whose node could not open files that root makes. command is for the remedy.
+func checkOwner(user int, dir, command string) error {
 	var info unix.Stat_t
 	if user != 0 || unix.Stat(dir, &info) != nil || info.Uid == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s belongs to user %d, not to root; run this command as that user, such as by packaging/host/enter -- doze doctor …", dir, info.Uid)
+	return fmt.Errorf("%s belongs to user %d, not to root; run this command as that user, such as by packaging/host/enter -- doze %s …", dir, info.Uid, command)
 }

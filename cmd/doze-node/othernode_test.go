@@ -64,13 +64,13 @@ func TestRootMakesNoStoreForAnotherUser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := checkOwner(0, dir); err == nil || !strings.Contains(err.Error(), "run this command as that user") {
+	if err := checkOwner(0, dir, "doctor"); err == nil || !strings.Contains(err.Error(), "run this command as that user") {
 		t.Errorf("got %v", err)
 	}
-	if err := checkOwner(1000, dir); err != nil {
+	if err := checkOwner(1000, dir, "doctor"); err != nil {
 		t.Error(err)
 	}
-	if err := checkOwner(0, "/"); err != nil {
+	if err := checkOwner(0, "/", "doctor"); err != nil {
 		t.Error(err)
 	}
 }

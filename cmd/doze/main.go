@@ -1,6 +1,6 @@
 // Command doze is the command line of doze: a client of a node's HTTP API. The program
 // doze-node has the commands that run and maintain a node (run, reload, validate, caddy,
-// doctor); doze executes it for them.
+// backup-node, restore-node, doctor); doze executes it for them.
 package main
 
 import (

@@ -24,6 +24,8 @@ func (a *app) nodeCommands() []*cobra.Command {
 		{"reload [--config FILE] [FLAGS OF CADDY]", "Load a changed Caddyfile into the running node; sandboxes and previews go on"},
 		{"validate [--config FILE] [FLAGS OF CADDY]", "Check a Caddyfile"},
 		{"caddy COMMAND", "Run a command of Caddy"},
+		{"backup-node FILE|-", "Copy the node's own data, while it runs, into one file"},
+		{"restore-node FILE|-", "Restore the node's own data from a file of backup-node"},
 		{"doctor", "Check whether a node can run on this machine"},
 	} {
 		commands = append(commands, &cobra.Command{
