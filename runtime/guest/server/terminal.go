@@ -15,10 +15,6 @@ import (
 
 const (
 	maxViewers = 32
-	// A viewer holds the program up only as long as it takes viewerPart of its output in each
-	// viewerPace of waiting: 128 KiB/s. The output that a slower one misses is skipped.
-	viewerPart = 32 << 10
-	viewerPace = 250 * time.Millisecond
 	// terminalRead is the size of one read: more than the kernel returns in one call.
 	terminalRead = 16 << 10
 )
@@ -35,6 +31,8 @@ type terminal struct {
 	view    guest.Terminal
 	screen  screen
 	viewers map[*viewer]bool
+	held    bool      // the program waits for a viewer
+	waited  time.Time // when it last did
 	ended   bool
 }
 
@@ -123,47 +121,10 @@ func (t *terminal) run() {
 func (t *terminal) print(data []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for t.holdsUp(len(data)) {
-		t.awaitViewers(len(data))
+	for t.awaitViewers(len(data)) {
 	}
 	t.screen.print(data)
 	t.changed.Broadcast()
-}
-
-// holdsUp reports whether a viewer that keeps up would miss output if n bytes more were
-// printed. t.mu is held.
-func (t *terminal) holdsUp(n int) bool {
-	for v := range t.viewers {
-		if v.missesOutput(n) {
-			return true
-		}
-	}
-	return false
-}
-
-// awaitViewers waits for a change, at most until the patience with a viewer is over.
-// t.mu is held.
-func (t *terminal) awaitViewers(n int) {
-	patience, now := viewerPace, time.Now()
-	var slow []*viewer
-	for v := range t.viewers {
-		if v.missesOutput(n) {
-			patience = min(patience, viewerPace-v.waited)
-			v.awaited = now
-			slow = append(slow, v)
-		}
-	}
-	timer := time.AfterFunc(patience, func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.changed.Broadcast()
-	})
-	defer timer.Stop()
-	t.changed.Wait()
-	for _, v := range slow {
-		v.waited += time.Since(v.awaited)
-		v.lagging = v.waited >= viewerPace
-	}
 }
 
 // resize sets the size; 0 stands for the default.

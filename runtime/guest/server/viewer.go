@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -17,16 +16,13 @@ type viewer struct {
 	sent     bool  // ready was sent
 	closed   bool
 
-	lagging bool          // it holds nothing up until it has read everything
-	mark    int64         // cursor when waited began
-	waited  time.Duration // by the program, since mark
-	awaited time.Time     // when the program's current wait began, or mark if that was later
-}
+	waiting bool // for output
+	lagging bool // it holds nothing up until it has read everything
+	delays  delays
 
-// missesOutput reports whether a viewer that keeps up would miss output if n bytes more
-// were printed.
-func (v *viewer) missesOutput(n int) bool {
-	return !v.lagging && v.terminal.screen.end+int64(n)-v.cursor > ringSize
+	// Of the last call of awaitViewers:
+	slow bool  // the program waited for it
+	from int64 // its cursor before
 }
 
 // join adds a viewer, which begins at the position since; negative: with the oldest output.
@@ -36,7 +32,7 @@ func (t *terminal) join(since int64) (*viewer, error) {
 	if len(t.viewers) >= maxViewers {
 		return nil, refuse(guest.CodeTooMany, "the terminal has %d viewers already, which is the limit", maxViewers)
 	}
-	v := &viewer{terminal: t, cursor: since, mark: since, ready: t.screen.end}
+	v := &viewer{terminal: t, cursor: since, ready: t.screen.end, delays: fullDelays}
 	switch {
 	case since < 0:
 		v.cursor = t.screen.clean()
@@ -70,8 +66,13 @@ func (v *viewer) next(b []byte) (p terminalPart, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for v.cursor == t.screen.end && v.sent && !t.ended && !v.closed {
+		if !v.waiting && t.held {
+			t.changed.Broadcast() // from now on the slower viewers hold this one up
+		}
+		v.waiting = true
 		t.changed.Wait()
 	}
+	v.waiting = false
 	if v.closed {
 		return p, false
 	}
@@ -86,11 +87,8 @@ func (v *viewer) next(b []byte) (p terminalPart, ok bool) {
 	end = min(end, v.cursor+int64(len(b)))
 	p.n = len(t.screen.appendTo(b[:0], v.cursor, end))
 	v.cursor = end
-	if v.cursor-v.mark >= viewerPart || v.cursor == t.screen.end {
-		v.mark, v.waited, v.awaited = v.cursor, 0, time.Now()
-	}
 	if v.cursor == t.screen.end {
-		v.lagging = false
+		v.lagging, v.delays.stall = false, maxStall
 	}
 	t.changed.Broadcast()
 	if !v.sent && v.cursor >= v.ready {

@@ -1,66 +1,114 @@
 package server
 
 import (
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-// A program prints 2 MiB to a viewer that reads a part at each pause.
-func TestProgramWaitsForViewersThatKeepUp(t *testing.T) {
-	const total = 2 << 20
+// pacedViewer reads with pauses.
+type pacedViewer struct {
+	pause  time.Duration // after each viewedPart, which is the time to send it; 0: it never reads
+	bursts bool          // it reads all that there is, and then pauses
+	misses bool          // it is expected to miss output
+
+	got, skipped int64
+}
+
+// viewedPart is what a viewer reads in one pause.
+const viewedPart = 32 << 10
+
+// read reads one part, and returns its size.
+func (p *pacedViewer) read(v *viewer) int64 {
+	part, _ := v.next(make([]byte, viewedPart))
+	p.got, p.skipped = p.got+int64(part.n), p.skipped+part.skipped
+	return int64(part.n)
+}
+
+// watch reads total bytes.
+func (p *pacedViewer) watch(v *viewer, total int64) {
+	for p.got+p.skipped < total {
+		n := p.read(v)
+		for p.bursts && n == viewedPart && p.got+p.skipped < total {
+			n = p.read(v)
+		}
+		if p.bursts {
+			n = viewedPart
+		}
+		time.Sleep(p.pause * time.Duration(n) / viewedPart)
+	}
+}
+
+// A program prints 8 MiB. The clock advances only while all wait.
+func TestViewersDelayProgramsWithinBounds(t *testing.T) {
+	const total, print = 8 << 20, 16 << 10
 	for _, tt := range []struct {
 		name    string
-		pause   time.Duration // 0: the viewer never reads
-		skipped bool
+		pace    time.Duration // of the program, for each 16 KiB
+		viewers []pacedViewer
 		longest time.Duration // that printing may take
 	}{
-		{"keeps up", viewerPace * 3 / 4, false, viewerPace * 3 / 4 * total / viewerPart},
-		{"too slow", viewerPace * 5 / 4, true, 2 * viewerPace},
-		{"never reads", 0, true, viewerPace},
+		{"one that reads fast enough", 0, []pacedViewer{{pause: 6 * time.Millisecond}}, 256 * 6 * time.Millisecond},
+		{"one that is too slow", 0, []pacedViewer{{pause: 200 * time.Millisecond, misses: true}}, maxDelay * 17 / 16},
+		{"one that stalls", 0, []pacedViewer{{pause: 300 * time.Millisecond, misses: true}}, maxStall},
+		{"one that never reads", 0, []pacedViewer{{misses: true}}, maxStall},
+		{"one that is too slow for a program with pauses", 10 * time.Millisecond, []pacedViewer{{pause: 100 * time.Millisecond, misses: true}},
+			512*10*time.Millisecond*17/16 + maxDelay*17/16},
+		{"one that reads in bursts", 10 * time.Millisecond, []pacedViewer{{pause: time.Second, bursts: true, misses: true}},
+			512*10*time.Millisecond*4/3 + maxStall},
+		{"a fast one and one that never reads", 0, []pacedViewer{{pause: 500 * time.Microsecond}, {misses: true}}, 128*time.Millisecond + maxStall},
+		{"a fast one and a slow one", 0, []pacedViewer{{pause: 500 * time.Microsecond}, {pause: 200 * time.Millisecond, misses: true}}, 128*time.Millisecond + maxLead},
+		{"a fast one and ten slow ones", 0, append([]pacedViewer{{pause: 500 * time.Microsecond}}, slowViewers(10)...), 128*time.Millisecond + 2*maxLead},
+		{"equal ones", 0, []pacedViewer{{pause: time.Millisecond}, {pause: time.Millisecond}, {pause: time.Millisecond}}, 256 * time.Millisecond},
+		{"one that is more than half as fast", 0, []pacedViewer{{pause: time.Millisecond}, {pause: 1800 * time.Microsecond}}, 256 * 1800 * time.Microsecond},
+		{"one that is less than half as fast", 0, []pacedViewer{{pause: time.Millisecond}, {pause: 5 * time.Millisecond, misses: true}}, 256*time.Millisecond + 2*maxLead},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				term := &terminal{viewers: map[*viewer]bool{}}
 				term.changed.L = &term.mu
-				v, err := term.join(0)
-				if err != nil {
-					t.Fatal(err)
-				}
-				var got, skipped int64
-				read := func() {
-					p, _ := v.next(make([]byte, viewerPart))
-					got, skipped = got+int64(p.n), skipped+p.skipped
-				}
-				printed := make(chan time.Duration, 1)
-				go func() {
-					began := time.Now()
-					for range total / terminalRead {
-						term.print(make([]byte, terminalRead))
+				var reading sync.WaitGroup
+				var idle []func()
+				for i := range tt.viewers {
+					p := &tt.viewers[i]
+					v, err := term.join(0)
+					if err != nil {
+						t.Fatal(err)
 					}
-					printed <- time.Since(began)
-				}()
-				for took := time.Duration(-1); took < 0; {
-					var reads <-chan time.Time
-					if tt.pause > 0 {
-						reads = time.After(tt.pause)
-					}
-					select {
-					case took = <-printed:
-						if took > tt.longest {
-							t.Errorf("printing took %s, more than %s", took, tt.longest)
-						}
-					case <-reads:
-						read()
+					if p.pause > 0 {
+						reading.Go(func() { p.watch(v, total) })
+					} else {
+						idle = append(idle, func() { p.watch(v, total) })
 					}
 				}
-				for got+skipped < total {
-					read()
+				began := time.Now()
+				for range total / print {
+					time.Sleep(tt.pace)
+					term.print(make([]byte, print))
 				}
-				if (skipped > 0) != tt.skipped {
-					t.Errorf("%d bytes were skipped", skipped)
+				if took := time.Since(began); took > tt.longest {
+					t.Errorf("printing took %s, more than %s", took, tt.longest)
+				}
+				for _, watch := range idle {
+					watch()
+				}
+				reading.Wait()
+				for i, p := range tt.viewers {
+					if (p.skipped > 0) != p.misses {
+						t.Errorf("viewer %d missed %d bytes", i, p.skipped)
+					}
 				}
 			})
 		})
 	}
+}
+
+// slowViewers are viewers with different rates, all of them too low.
+func slowViewers(n int) []pacedViewer {
+	list := make([]pacedViewer, n)
+	for i := range list {
+		list[i] = pacedViewer{pause: time.Duration(20+i) * time.Millisecond, misses: true}
+	}
+	return list
 }

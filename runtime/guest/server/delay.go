@@ -1,0 +1,111 @@
+package server
+
+import "time"
+
+// A viewer that a program waits for delays the program, and the viewers that have read
+// everything. One that does so for longer than these bounds is lagging.
+const (
+	// maxStall bounds one delay without a read. A client that reads as fast as it can may
+	// not run for some tens of milliseconds on a busy machine.
+	maxStall = 250 * time.Millisecond
+	// maxDelay bounds the delays of the program by a viewer that reads more slowly than
+	// steadyRate, in bytes per second. It is for the clients of a busy machine: those of 100
+	// terminals that print 2 MB each lose nothing if the machine carries 50 MB/s.
+	maxDelay   = 4 * time.Second
+	steadyRate = 4 << 20
+	// maxLead bounds the delays of faster viewers by one that reads at less than half of their
+	// rate.
+	maxLead = 250 * time.Millisecond
+	// While the program does not wait, the bounds recover by 1/recovery of the time: viewers
+	// that are always too slow take no more of it.
+	recovery = 16
+)
+
+// delays are how long a viewer may still delay others.
+type delays struct {
+	stall time.Duration // until it reads
+	total time.Duration // the program
+	lead  time.Duration // the faster viewers
+}
+
+var fullDelays = delays{maxStall, maxDelay, maxLead}
+
+// left is how long the program may wait; 0: the viewer is lagging. starved: faster viewers have
+// read everything.
+func (d delays) left(starved bool) time.Duration {
+	if starved {
+		return min(d.stall, d.total, d.lead)
+	}
+	return min(d.stall, d.total)
+}
+
+// recover records that the program has not waited for any viewer.
+func (d *delays) recover(elapsed time.Duration) {
+	d.total = min(d.total+elapsed/recovery, maxDelay)
+	d.lead = min(d.lead+elapsed/recovery, maxLead)
+}
+
+// use records that the program has waited for the viewer, which has read so many bytes meanwhile.
+func (d *delays) use(waited time.Duration, read int64) {
+	if d.stall = max(0, d.stall-waited); read > 0 {
+		d.stall = maxStall
+	}
+	d.total = max(0, min(d.total-waited+time.Duration(read)*time.Second/steadyRate, maxDelay))
+}
+
+// useLead records that the program has waited for any viewer. behind: faster viewers have read
+// everything, and this one has not. All that are behind use their lead at the same time, so that
+// many do not delay the faster ones longer than one does.
+func (d *delays) useLead(waited time.Duration, behind bool) {
+	if behind {
+		waited = -waited
+	}
+	d.lead = max(0, min(d.lead+waited, maxLead))
+}
+
+// missesOutput reports whether a viewer that keeps up would miss output if n bytes more
+// were printed.
+func (v *viewer) missesOutput(n int) bool {
+	return !v.lagging && v.terminal.screen.end+int64(n)-v.cursor > ringSize
+}
+
+// awaitViewers waits for a change if a viewer that keeps up would miss output of n bytes, at most
+// until the viewer is lagging. Otherwise it returns false. t.mu is held.
+func (t *terminal) awaitViewers(n int) bool {
+	slow, starved := false, false
+	for v := range t.viewers {
+		v.slow, v.from = v.missesOutput(n), v.cursor
+		slow = slow || v.slow
+		starved = starved || v.waiting && v.cursor == t.screen.end
+	}
+	if !slow {
+		return false
+	}
+	began := time.Now()
+	// A sandbox may be frozen in this wait: then its viewers get another one.
+	patience := maxStall / 2
+	for v := range t.viewers {
+		v.delays.recover(began.Sub(t.waited))
+		if v.slow {
+			patience = min(patience, v.delays.left(starved))
+		}
+	}
+	timer := time.AfterFunc(patience, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.changed.Broadcast()
+	})
+	defer timer.Stop()
+	t.held = true
+	t.changed.Wait()
+	t.held, t.waited = false, time.Now()
+	waited := min(t.waited.Sub(began), patience)
+	for v := range t.viewers {
+		v.delays.useLead(waited, starved && v.from < t.screen.end)
+		if v.slow {
+			v.delays.use(waited, v.cursor-v.from)
+			v.lagging = v.delays.left(starved) == 0
+		}
+	}
+	return true
+}
