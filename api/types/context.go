@@ -77,7 +77,7 @@ type CodeClear struct {
 type CodeEnd struct {
 	ExecutionCount int     `json:"execution_count" doc:"Number of the execution in its context, from 1; 0 if it is unknown"`
 	TimedOut       bool    `json:"timed_out" doc:"Whether the code was interrupted because of timeout"`
-	Truncated      bool    `json:"truncated" doc:"Whether output was dropped because of max_output_bytes, or because one value has more than 16 MiB"`
+	Truncated      bool    `json:"truncated" doc:"Whether output was dropped because of max_output_bytes, because one value has more than 16 MiB, or because the interpreter sent too many messages"`
 	DurationMS     float64 `json:"duration_ms" doc:"Time of the execution in milliseconds"`
 }
 

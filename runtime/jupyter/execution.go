@@ -210,7 +210,7 @@ func (x *Execution) Interrupt(ctx context.Context) error {
 	x.interrupted = true
 	x.interrupting++
 	x.mu.Unlock()
-	err := Interrupt(ctx, x.k.connection, x.k.dial, x.k.budget)
+	err := Interrupt(ctx, x.k.connection, x.k.dial, x.k.limits)
 	x.mu.Lock()
 	x.interrupting--
 	last := x.interrupting == 0 && x.hasEnded()

@@ -16,7 +16,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/jupyter/zmtp"
 )
 
@@ -69,6 +68,9 @@ const (
 	lastMessage = 2 * time.Second
 	// endPause is how long one of the two connections may be read after the end of the other.
 	endPause = 200 * time.Millisecond
+	// publishQueue is how many messages ZeroMQ queues for a subscriber; it drops more without a
+	// trace.
+	publishQueue = 1000
 	// maxUnrelated bounds the messages before the reply to an interrupt.
 	maxUnrelated = 16
 )
@@ -78,7 +80,7 @@ type Kernel struct {
 	connection Connection
 	key        Signer
 	dial       Dial
-	budget     *quota.Pool
+	limits     zmtp.Limits
 	session    string
 	shell      *zmtp.Conn
 	iopub      *zmtp.Conn
@@ -100,18 +102,17 @@ type infoRequest struct {
 }
 
 // Connect connects to a kernel and returns when it responds, which it does not while it
-// executes code for an earlier client. An error of dial is wrapped. Large messages count in the
-// budget, which may be nil.
-func Connect(ctx context.Context, c Connection, dial Dial, budget *quota.Pool) (*Kernel, error) {
+// executes code for an earlier client. An error of dial is wrapped.
+func Connect(ctx context.Context, c Connection, dial Dial, limits zmtp.Limits) (*Kernel, error) {
 	k := &Kernel{
-		connection: c, key: Signer(c.Key), dial: dial, budget: budget, session: rand.Text(),
+		connection: c, key: Signer(c.Key), dial: dial, limits: limits, session: rand.Text(),
 		slot: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	var err error
-	if k.shell, err = open(ctx, dial, c.Shell, zmtp.Dealer, budget); err != nil {
+	if k.shell, err = open(ctx, dial, c.Shell, zmtp.Dealer, limits); err != nil {
 		return nil, err
 	}
-	if k.iopub, err = open(ctx, dial, c.IOPub, zmtp.Subscribe, budget); err != nil {
+	if k.iopub, err = open(ctx, dial, c.IOPub, zmtp.Subscribe, limits); err != nil {
 		k.shell.Close()
 		return nil, err
 	}
@@ -125,12 +126,12 @@ func Connect(ctx context.Context, c Connection, dial Dial, budget *quota.Pool) (
 	return k, nil
 }
 
-func open(ctx context.Context, dial Dial, port uint16, socket zmtp.Socket, budget *quota.Pool) (*zmtp.Conn, error) {
+func open(ctx context.Context, dial Dial, port uint16, socket zmtp.Socket, limits zmtp.Limits) (*zmtp.Conn, error) {
 	conn, err := dial(ctx, port)
 	if err != nil {
 		return nil, err
 	}
-	return zmtp.Open(ctx, conn, socket, budget)
+	return zmtp.Open(ctx, conn, socket, limits)
 }
 
 // subscribe returns when the kernel has replied and its publications arrive.
@@ -228,8 +229,10 @@ func (k *Kernel) read(conn *zmtp.Conn, on func(Message) error) {
 	defer k.readers.Done()
 	for {
 		frames, err := conn.Read()
-		if err == zmtp.ErrTooLarge {
+		if err == zmtp.ErrTooLarge || conn.Delayed() > publishQueue {
 			k.truncate()
+		}
+		if err == zmtp.ErrTooLarge {
 			continue
 		}
 		var m Message
@@ -323,8 +326,8 @@ func (k *Kernel) Interrupt(ctx context.Context) error {
 
 // Interrupt makes a kernel interrupt what it executes for any client, and returns when it has
 // received the request. A kernel receives it while it executes code.
-func Interrupt(ctx context.Context, c Connection, dial Dial, budget *quota.Pool) error {
-	conn, err := open(ctx, dial, c.Control, zmtp.Dealer, budget)
+func Interrupt(ctx context.Context, c Connection, dial Dial, limits zmtp.Limits) error {
+	conn, err := open(ctx, dial, c.Control, zmtp.Dealer, limits)
 	if err != nil {
 		return err
 	}

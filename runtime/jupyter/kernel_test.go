@@ -9,9 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/time/rate"
+
 	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/jupyter"
 	"github.com/doze-run/doze/runtime/jupyter/jupytertest"
+	"github.com/doze-run/doze/runtime/jupyter/zmtp"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -86,11 +89,37 @@ func TestSecondClientFindsTheStateOfTheFirst(t *testing.T) {
 	}
 }
 
+// A rate of nearly nothing: its burst is only used up.
+func TestAllMessagesCountInTheRate(t *testing.T) {
+	const burst = 8 << 20
+	c := serve(t)
+	limiter := rate.NewLimiter(1e-6, burst)
+	jupytertest.Connect(t, c) // listens
+	k, err := jupyter.Connect(testkit.Context(t), c, jupytertest.Dial, zmtp.Limits{Rate: limiter})
+	testkit.NoError(t, "Connect", err)
+	defer k.Close()
+	before := limiter.Tokens()
+	jupytertest.Execute(t, k, "empty 500")
+	if used := before - limiter.Tokens(); used < 500*zmtp.MessageCost {
+		t.Errorf("500 small messages counted %.0f", used)
+	}
+	before = limiter.Tokens()
+	jupytertest.Execute(t, k, "big 1000000")
+	if used := before - limiter.Tokens(); used < 1_000_000 {
+		t.Errorf("a message of 1 MB counted %.0f", used)
+	}
+	before = limiter.Tokens()
+	testkit.NoError(t, "Interrupt", jupyter.Interrupt(testkit.Context(t), c, jupytertest.Dial, zmtp.Limits{Rate: limiter}))
+	if used := before - limiter.Tokens(); used < zmtp.MessageCost {
+		t.Errorf("the reply to an interrupt counted %.0f", used)
+	}
+}
+
 func TestMessageBeyondTheBudgetIsDropped(t *testing.T) {
 	c := serve(t)
 	budget := quota.New(512 << 10)
 	jupytertest.Connect(t, c) // listens
-	k, err := jupyter.Connect(testkit.Context(t), c, jupytertest.Dial, budget)
+	k, err := jupyter.Connect(testkit.Context(t), c, jupytertest.Dial, zmtp.Limits{Memory: budget})
 	testkit.NoError(t, "Connect", err)
 	defer k.Close()
 	for _, size := range []struct {
@@ -128,7 +157,7 @@ func TestInterruptReleasesTheBudget(t *testing.T) {
 	jupytertest.Connect(t, c) // listens
 	budget := quota.New(2 << 20)
 	for range 4 {
-		testkit.NoError(t, "Interrupt", jupyter.Interrupt(testkit.Context(t), c, jupytertest.Dial, budget))
+		testkit.NoError(t, "Interrupt", jupyter.Interrupt(testkit.Context(t), c, jupytertest.Dial, zmtp.Limits{Memory: budget}))
 	}
 	if used := budget.Used(); used != 0 {
 		t.Errorf("%d bytes are still in use", used)
@@ -226,7 +255,7 @@ func TestKernelWithAnotherKeyIsRefused(t *testing.T) {
 	c := serve(t)
 	jupytertest.Connect(t, c)
 	c.Key = "another"
-	_, err := jupyter.Connect(testkit.Context(t), c, jupytertest.Dial, nil)
+	_, err := jupyter.Connect(testkit.Context(t), c, jupytertest.Dial, zmtp.Limits{})
 	testkit.ErrorIs(t, "Connect", err, jupyter.ErrLost) // a kernel drops it
 }
 

@@ -156,7 +156,7 @@ func (m *Manager) InterruptContext(ctx context.Context, id ID, name string) (Con
 			return k.Interrupt(ctx)
 		}
 		// It may execute code of a client that was lost.
-		return jupyter.Interrupt(ctx, known.Kernel, b.dialLoopback, b.kernels.budget)
+		return jupyter.Interrupt(ctx, known.Kernel, b.dialLoopback, b.kernels.limits)
 	})
 	return c, err
 }

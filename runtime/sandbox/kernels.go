@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
-	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/jupyter"
+	"github.com/doze-run/doze/runtime/jupyter/zmtp"
 )
 
 const (
@@ -44,6 +44,12 @@ const (
 	maxSandboxMessages = 48 << 20
 	maxMessages        = 512 << 20
 
+	// What the kernels of a sandbox send is hashed and parsed by the node: at this rate that takes
+	// less than half of a core. Two of the largest messages, or the output of most code, are
+	// received without a delay.
+	messageRate  = 32 << 20 // bytes per second
+	messageBurst = 64 << 20
+
 	// exitMissing is the exit code of a kernel that is not installed, as a shell's.
 	exitMissing = 127
 )
@@ -66,7 +72,7 @@ func (e *KernelError) Error() string {
 // kernels are the clients of a sandbox's kernels, by the ids of their processes.
 type kernels struct {
 	slots  map[string]*kernelSlot
-	budget *quota.Pool // of all messages
+	limits zmtp.Limits // of all messages
 }
 
 // kernelSlot is the client of one kernel.
@@ -326,7 +332,7 @@ func setUp(ctx context.Context, k *jupyter.Kernel, code string) error {
 func (b *liveSandbox) dialKernel(ctx context.Context, c Context) (*jupyter.Kernel, error) {
 	deadline := time.Now().Add(kernelTimeout)
 	for {
-		k, err := jupyter.Connect(ctx, c.Kernel, b.dialLoopback, b.kernels.budget)
+		k, err := jupyter.Connect(ctx, c.Kernel, b.dialLoopback, b.kernels.limits)
 		if err == nil {
 			return k, nil
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/doze-run/doze/loglimit"
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/jupyter/zmtp"
 )
 
 // liveSandbox is one sandbox in memory.
@@ -100,7 +101,7 @@ func (m *Manager) newLiveSandbox(sb Sandbox) *liveSandbox {
 	}
 	b.guest.SetDefaults(func() map[string]string { return m.uplink.Environment(sb.ID) })
 	b.guest.SetChanges(func() map[string]*string { return b.view.Load().EnvChanges })
-	b.kernels.budget = m.messages.Child(maxSandboxMessages)
+	b.kernels.limits = zmtp.Limits{Memory: m.messages.Child(maxSandboxMessages), Rate: rate.NewLimiter(messageRate, messageBurst)}
 	b.use.Store(-closedBias)
 	b.lastActive.Store(sb.LastActiveAt.UnixNano())
 	b.view.Store(&sb)

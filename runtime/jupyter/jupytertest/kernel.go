@@ -105,7 +105,7 @@ func (k *Kernel) Serve(ctx context.Context) error {
 					return
 				}
 				wg.Go(func() {
-					c, err := zmtp.Open(ctx, conn, port.socket, nil)
+					c, err := zmtp.Open(ctx, conn, port.socket, zmtp.Limits{})
 					if err != nil {
 						return
 					}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/jupyter"
+	"github.com/doze-run/doze/runtime/jupyter/zmtp"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -39,7 +40,7 @@ func ConnectBy(t testing.TB, c jupyter.Connection, dial jupyter.Dial) *jupyter.K
 	var k *jupyter.Kernel
 	testkit.Eventually(t, "the kernel listens", func() bool {
 		var err error
-		k, err = jupyter.Connect(testkit.Context(t), c, dial, nil)
+		k, err = jupyter.Connect(testkit.Context(t), c, dial, zmtp.Limits{})
 		if err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Fatal(err)
 		}

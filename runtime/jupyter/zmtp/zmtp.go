@@ -19,6 +19,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/doze-run/doze/quota"
 )
 
@@ -57,14 +59,19 @@ const (
 	// MaxReady bounds the peer's READY command, which has the type of its socket and an
 	// identity of up to 255 bytes.
 	MaxReady = 1 << 10
-	// freeMessage is the size up to which a message does not count in a Budget.
+	// freeMessage is the size up to which a message does not count in Limits.Memory.
 	freeMessage = 64 << 10
+	// MessageCost is what a message counts in Limits.Rate, in addition to its bytes: to decode a
+	// small one takes as long as to hash and parse as many bytes.
+	MessageCost = 2 << 10
+	// readSize bounds one read, so that a connection uses Limits.Rate in small steps.
+	readSize = 64 << 10
 	// maxCommands in a row, between two messages, end the connection.
 	maxCommands = 64
 )
 
 // ErrTooLarge is returned by Read for a message that has too many bytes or frames, or for
-// which the budget has no memory. It was discarded.
+// which there is no memory. It was discarded.
 var ErrTooLarge = errors.New("message too large")
 
 // Flags of a frame.
@@ -76,29 +83,42 @@ const (
 
 const greetingSize = 64
 
+// Limits bound what peers send. Connections may share them. The zero value bounds nothing.
+type Limits struct {
+	// Memory of messages above 64 KiB, until the next call of Read.
+	Memory *quota.Pool
+	// Rate in bytes, with MessageCost for each message. A peer that sends more is slowed down: Read
+	// waits, and the kernel's buffers fill. The burst is at least 64 KiB.
+	Rate *rate.Limiter
+}
+
 // Conn is a connection after its handshake. One goroutine may call Read while others call
 // Write; Close may be called at any time.
 type Conn struct {
-	conn   net.Conn
-	r      *bufio.Reader
-	budget *quota.Pool
-	held   int64 // of the budget, by the message that the last Read returned
+	conn    net.Conn
+	r       *bufio.Reader
+	limits  Limits
+	held    int64 // of the memory, by the message that the last Read returned
+	slowed  bool  // the present message has waited for the rate
+	delayed int   // messages that have, one after the other
+	closing sync.Once
+	closed  chan struct{}
 
 	writing sync.Mutex
 	out     []byte // reused by Write
 }
 
-// Open does the handshake with a peer and owns conn: if it fails, it closes it. Messages
-// above 64 KiB count in the budget until the next call of Read; a nil budget bounds nothing.
-func Open(ctx context.Context, conn net.Conn, socket Socket, budget *quota.Pool) (*Conn, error) {
-	c := &Conn{conn: conn, r: bufio.NewReaderSize(conn, 4<<10), budget: budget}
+// Open does the handshake with a peer and owns conn: if it fails, it closes it.
+func Open(ctx context.Context, conn net.Conn, socket Socket, limits Limits) (*Conn, error) {
+	c := &Conn{conn: conn, limits: limits, closed: make(chan struct{})}
+	c.r = bufio.NewReaderSize(pacedReader{c}, 4<<10)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	err := c.handshake(socket)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		conn.Close()
+		c.Close()
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
@@ -201,6 +221,47 @@ func (c *Conn) header() (h frameHeader, err error) {
 	return h, nil
 }
 
+// pacedReader reads from the connection within Limits.Rate.
+type pacedReader struct{ c *Conn }
+
+func (r pacedReader) Read(b []byte) (int, error) {
+	n, err := r.c.conn.Read(b[:min(len(b), readSize)])
+	r.c.pace(n)
+	return n, err
+}
+
+// pace counts n bytes in the rate, and waits until it permits them or the connection is closed.
+func (c *Conn) pace(n int) {
+	if c.limits.Rate == nil || n == 0 {
+		return
+	}
+	wait := c.limits.Rate.ReserveN(time.Now(), n).Delay()
+	if wait == 0 {
+		return
+	}
+	c.slowed = true
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.closed:
+	}
+}
+
+// Delayed is how many messages have waited for Limits.Rate, one after the other, with the last
+// one. It is for the goroutine that reads.
+func (c *Conn) Delayed() int { return c.delayed }
+
+// endMessage counts a message.
+func (c *Conn) endMessage() {
+	c.pace(MessageCost)
+	c.delayed++
+	if !c.slowed {
+		c.delayed = 0
+	}
+	c.slowed = false
+}
+
 // Read returns the frames of the next message, which are valid until the next call. It
 // returns io.EOF when the peer has closed the connection between two messages, and
 // ErrTooLarge for a message that it has discarded.
@@ -245,11 +306,12 @@ func (c *Conn) Read() (frames [][]byte, err error) {
 		case err != nil:
 			return nil, err
 		case h.flags&flagMore != 0:
-		case tooLarge:
-			return nil, ErrTooLarge
-		default:
-			return frames, nil
+			continue
 		}
+		if c.endMessage(); tooLarge {
+			return nil, ErrTooLarge
+		}
+		return frames, nil
 	}
 }
 
@@ -276,13 +338,13 @@ func (c *Conn) discard(size uint64) error {
 	return nil
 }
 
-// hold makes a message of that size count in the budget.
+// hold makes a message of that size count in the memory.
 func (c *Conn) hold(size uint64) bool {
 	more := int64(size) - c.held
-	if c.budget == nil || size <= freeMessage || more <= 0 {
+	if c.limits.Memory == nil || size <= freeMessage || more <= 0 {
 		return true
 	}
-	if c.budget.TryAcquire(more) != nil {
+	if c.limits.Memory.TryAcquire(more) != nil {
 		return false
 	}
 	c.held += more
@@ -291,7 +353,7 @@ func (c *Conn) hold(size uint64) bool {
 
 func (c *Conn) releaseHeld() {
 	if c.held > 0 {
-		c.budget.Release(c.held)
+		c.limits.Memory.Release(c.held)
 		c.held = 0
 	}
 }
@@ -318,7 +380,7 @@ func (c *Conn) Write(ctx context.Context, frames ...[]byte) error {
 		c.out = nil
 	}
 	if err != nil {
-		c.conn.Close()
+		c.Close()
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -335,13 +397,16 @@ func appendFrame(b []byte, flags byte, body []byte) []byte {
 	return append(b, body...)
 }
 
-// Close closes the connection. A Read in progress fails. The last message counts in the budget
+// Close closes the connection. A Read in progress fails. The last message counts in the memory
 // until a Read fails, or Release is called.
-func (c *Conn) Close() error { return c.conn.Close() }
+func (c *Conn) Close() error {
+	c.closing.Do(func() { close(c.closed) })
+	return c.conn.Close()
+}
 
 // Release closes the connection and releases the last message. The caller is the one that reads.
 func (c *Conn) Release() {
-	c.conn.Close()
+	c.Close()
 	c.releaseHeld()
 }
 

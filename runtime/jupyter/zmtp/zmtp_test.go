@@ -8,6 +8,10 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/jupyter/zmtp"
@@ -22,7 +26,7 @@ const greeting = "\xff\x00\x00\x00\x00\x00\x00\x00\x00\x7f\x03\x01NULL\x00\x00\x
 
 const ready = "\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER"
 
-// peer is a connection whose peer sends a text and closes it.
+// peer is a connection whose peer sends a text and closes it. Conn may be nil.
 type peer struct {
 	net.Conn
 	sent io.Reader
@@ -36,7 +40,7 @@ func open(t testing.TB, text string, budget *quota.Pool) (*zmtp.Conn, error) {
 	t.Helper()
 	local, remote := net.Pipe()
 	t.Cleanup(func() { local.Close(); remote.Close() })
-	return zmtp.Open(t.Context(), &peer{local, strings.NewReader(text)}, zmtp.Dealer, budget)
+	return zmtp.Open(t.Context(), &peer{local, strings.NewReader(text)}, zmtp.Dealer, zmtp.Limits{Memory: budget})
 }
 
 func TestPeersExchangeMessages(t *testing.T) {
@@ -49,12 +53,12 @@ func TestPeersExchangeMessages(t *testing.T) {
 		if err != nil {
 			return
 		}
-		c, _ := zmtp.Open(context.Background(), conn, zmtp.Router, nil)
+		c, _ := zmtp.Open(context.Background(), conn, zmtp.Router, zmtp.Limits{})
 		accepted <- c
 	}()
 	conn, err := net.Dial("tcp", l.Addr().String())
 	testkit.NoError(t, "Dial", err)
-	dealer, err := zmtp.Open(testkit.Context(t), conn, zmtp.Dealer, nil)
+	dealer, err := zmtp.Open(testkit.Context(t), conn, zmtp.Dealer, zmtp.Limits{})
 	testkit.NoError(t, "Open", err)
 	defer dealer.Close()
 	router := testkit.Receive(t, "the other end", accepted)
@@ -102,6 +106,69 @@ func TestInvalidHandshakeIsRefused(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
+}
+
+// The clock advances only while Read waits for the rate.
+func TestPeerIsReadAtTheRate(t *testing.T) {
+	const perSecond, burst = 1 << 20, 1 << 20
+	for _, tt := range []struct {
+		name     string
+		messages int
+		text     string // of one message
+		delayed  bool
+	}{
+		{"within the burst", 400, "\x00\x04text", false},
+		{"small messages", 10_000, "\x00\x04text", true},
+		{"large messages", 4, "\x02\x00\x00\x00\x00\x00\x40\x00\x00" + strings.Repeat("x", 4<<20), true},
+		{"a discarded message", 1, "\x02\x00\x00\x00\x00\x02\x00\x00\x00" + strings.Repeat("x", 32<<20), true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				conn := &peer{sent: strings.NewReader(greeting + ready + strings.Repeat(tt.text, tt.messages))}
+				c, err := zmtp.Open(t.Context(), conn, zmtp.Dealer, zmtp.Limits{Rate: rate.NewLimiter(perSecond, burst)})
+				testkit.NoError(t, "Open", err)
+				began := time.Now()
+				for range tt.messages {
+					if _, err := c.Read(); err != nil && err != zmtp.ErrTooLarge {
+						t.Fatal(err)
+					}
+				}
+				sent := tt.messages * (len(tt.text) + zmtp.MessageCost)
+				least := time.Duration(max(0, sent-burst)) * time.Second / perSecond
+				if took := time.Since(began); took < least-time.Millisecond || took > least+time.Second/10 {
+					t.Errorf("%d bytes took %s, want %s", sent, took, least)
+				}
+				if delayed := c.Delayed(); delayed > 0 != tt.delayed {
+					t.Errorf("%d messages in a row were delayed", delayed)
+				}
+			})
+		})
+	}
+}
+
+func TestCloseEndsTheWaitForTheRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local, remote := net.Pipe()
+		defer remote.Close()
+		conn := &peer{local, strings.NewReader(greeting + ready + strings.Repeat("\x00\x04text", 100))}
+		c, err := zmtp.Open(t.Context(), conn, zmtp.Dealer, zmtp.Limits{Rate: rate.NewLimiter(1, 64<<10)})
+		testkit.NoError(t, "Open", err)
+		began := time.Now()
+		ended := make(chan error, 1)
+		go func() {
+			for {
+				if _, err := c.Read(); err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+		synctest.Wait() // until it waits
+		c.Close()
+		if err := <-ended; err != io.EOF || time.Since(began) > 0 {
+			t.Errorf("it ended after %s: %v", time.Since(began), err)
+		}
+	})
 }
 
 func TestMessageBeyondTheBoundsIsDiscarded(t *testing.T) {
@@ -152,7 +219,7 @@ func TestWriteEndsWithItsContext(t *testing.T) {
 	defer remote.Close()
 	opened := make(chan *zmtp.Conn, 1)
 	go func() {
-		c, _ := zmtp.Open(context.Background(), local, zmtp.Dealer, nil)
+		c, _ := zmtp.Open(context.Background(), local, zmtp.Dealer, zmtp.Limits{})
 		opened <- c
 	}()
 	go func() { _, _ = remote.Write([]byte(greeting + ready)) }()
