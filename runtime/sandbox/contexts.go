@@ -16,7 +16,7 @@ import (
 
 // Bounds of the contexts of a sandbox. They take less than 112 KiB of its record.
 const (
-	maxContexts     = 16       // whose kernel runs
+	maxContexts     = 16       // whose kernel runs; spare kernels are not counted for other contexts
 	maxKnownContext = 32       // with those that have ended
 	maxContextEnv   = 32 << 10 // bytes of the variables of all contexts, as JSON
 	maxContextID    = 64
@@ -254,28 +254,33 @@ func (b *liveSandbox) claimContext(spec ContextSpec, maySpare bool) (c Context, 
 			}
 			list = slices.Delete(list, i, i+1)
 		}
+		running, env := 0, envSize(c.Env)
+		for _, old := range list {
+			env += envSize(old.Env)
+			if old.State == guest.ProcessRunning && (!old.Spare || c.Spare) {
+				running++
+			}
+			if old.Spare && c.Spare && old.Language == c.Language {
+				err = ErrContextExists
+				return
+			}
+		}
+		if running >= maxContexts {
+			err = ErrTooManyContexts
+			return
+		}
 		if i := slices.IndexFunc(list, c.fits); i >= 0 && maySpare {
 			list[i].ID, list[i].Language, list[i].Spare = c.ID, c.Language, false
 			c, sb.Contexts, spare = list[i], list, true
 			return
 		}
-		running, env := 0, envSize(c.Env)
-		for _, old := range list {
-			env += envSize(old.Env)
-			if old.State == guest.ProcessRunning {
-				running++
-			}
-		}
-		switch {
-		case running >= maxContexts:
-			err = ErrTooManyContexts
-		case env > maxContextEnv:
+		if env > maxContextEnv {
 			err = &InvalidError{Field: "env", Reason: fmt.Sprintf("the variables of the sandbox's contexts have %d bytes", env),
 				Want: fmt.Sprintf("use at most %d: put long values into a file", maxContextEnv)}
-		default:
-			c.Kernel = jupyter.NewConnection(freePorts(list))
-			sb.Contexts, surplus = newestContexts(append(list, c))
+			return
 		}
+		c.Kernel = jupyter.NewConnection(freePorts(list))
+		sb.Contexts, surplus = newestContexts(append(list, c))
 	})
 	for _, old := range surplus {
 		b.dropKernel(old.Process)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -448,6 +449,102 @@ func TestWarmInterpreterIsUsedByTheFirstContext(t *testing.T) {
 			t.Errorf("%v: %v", warm, err)
 		}
 	}
+}
+
+// spareOf returns the process of the spare interpreter, or "". There is one at most.
+func spareOf(t *testing.T, m *sandbox.Manager, id sandbox.ID) (process string) {
+	t.Helper()
+	known, _ := m.ByID(id)
+	for _, c := range known.Contexts {
+		if c.Spare && process != "" {
+			t.Errorf("two spare interpreters: %+v", known.Contexts)
+		}
+		if c.Spare {
+			process = c.Process
+		}
+	}
+	return process
+}
+
+func TestUsedWarmInterpreterIsReplaced(t *testing.T) {
+	withInterpreters(t)
+	n := sandboxtest.Open(t, nil)
+	m := n.Manager
+	sb, _, err := m.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app", Warm: []sandbox.Language{sandbox.Python}})
+	testkit.NoError(t, "Create", err)
+	used := map[string]bool{"": true}
+	next := func() (spare string) {
+		t.Helper()
+		testkit.Eventually(t, "another interpreter waits", func() bool {
+			spare = spareOf(t, m, sb.ID)
+			return !used[spare]
+		})
+		used[spare] = true
+		return spare
+	}
+	for _, name := range []string{"python", "a", "b"} {
+		want := next()
+		c, err := m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{ID: name, Language: sandbox.Python})
+		testkit.NoError(t, "OpenContext", err)
+		if c.Process != want {
+			t.Errorf("%s has the interpreter %s, not %s", name, c.Process, want)
+		}
+		// The start of the next one does not refuse the sleep.
+		mustSleep(t, m, sb.ID)
+		acquire(t, m, sb.ID).Release()
+	}
+	want := next()
+	restarted, err := m.RestartContext(t.Context(), sb.ID, "a")
+	testkit.NoError(t, "RestartContext", err)
+	if restarted.Process != want {
+		t.Errorf("restarted with %s, not %s", restarted.Process, want)
+	}
+	// Contexts that are opened at the same time leave one spare interpreter.
+	next()
+	var opening sync.WaitGroup
+	for range 4 {
+		opening.Go(func() {
+			_, err := m.OpenContext(testkit.Context(t), sb.ID, sandbox.ContextSpec{Language: sandbox.Python})
+			testkit.NoError(t, "OpenContext", err)
+		})
+	}
+	opening.Wait()
+	next()
+}
+
+// Spare interpreters neither prevent contexts nor are they started instead of them.
+func TestSpareInterpretersTakeNoContext(t *testing.T) {
+	withInterpreters(t)
+	m := sandboxtest.New(t)
+	sb, _, err := m.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app", Warm: []sandbox.Language{sandbox.Python}})
+	testkit.NoError(t, "Create", err)
+	for range 16 {
+		_, err := m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{Language: sandbox.JavaScript})
+		testkit.NoError(t, "OpenContext", err)
+	}
+	_, err = m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{Language: sandbox.Python})
+	testkit.ErrorIs(t, "OpenContext", err, sandbox.ErrTooManyContexts)
+}
+
+func TestSpareInterpreterIsNotStartedWithoutMemory(t *testing.T) {
+	withInterpreters(t)
+	n := sandboxtest.Open(t, nil)
+	sb, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app", Warm: []sandbox.Language{sandbox.Python}})
+	testkit.NoError(t, "Create", err)
+	testkit.Eventually(t, "the interpreter is started", func() bool { return spareOf(t, n.Manager, sb.ID) != "" })
+	limit := n.Freezer.Limits(sb.ID).Memory
+	n.Freezer.UseMemory(sb.ID, limit/2)
+	mustRun(t, n.Manager, sb.ID, "python", "value 2", "2")
+	n.Log.Await("skipped a spare interpreter")
+	if spare := spareOf(t, n.Manager, sb.ID); spare != "" {
+		t.Errorf("the spare interpreter %s was started", spare)
+	}
+	// The next context finds memory again.
+	n.Freezer.UseMemory(sb.ID, limit/2-1)
+	mustRun(t, n.Manager, sb.ID, "javascript", "value 2", "2")
+	_, err = n.Manager.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{Language: sandbox.Python})
+	testkit.NoError(t, "OpenContext", err)
+	testkit.Eventually(t, "an interpreter is started", func() bool { return spareOf(t, n.Manager, sb.ID) != "" })
 }
 
 // A warm interpreter that does not start does not prevent the first code.

@@ -238,7 +238,7 @@ func (b *liveSandbox) make(ctx context.Context) {
 	b.open(0)
 	close(b.made)
 	b.armWoken()
-	b.startSpares()
+	b.startSpares(b.view.Load().Warm)
 }
 
 // unmake removes all that a failed creation made, or retries that later.

@@ -50,6 +50,9 @@ const (
 	messageRate  = 32 << 20 // bytes per second
 	messageBurst = 64 << 20
 
+	// maxSparing is the weight of kernels.sparing: more than there are contexts.
+	maxSparing = 1 << 10
+
 	// exitMissing is the exit code of a kernel that is not installed, as a shell's.
 	exitMissing = 127
 )
@@ -73,6 +76,8 @@ func (e *KernelError) Error() string {
 type kernels struct {
 	slots  map[string]*kernelSlot
 	limits zmtp.Limits // of all messages
+	// sparing is held, with a weight of 1, while spare kernels start.
+	sparing *semaphore.Weighted
 }
 
 // kernelSlot is the client of one kernel.
@@ -155,7 +160,9 @@ func (b *liveSandbox) openContext(ctx context.Context, spec ContextSpec) (Contex
 			return err
 		}
 		defer lease.Release()
-		opened, err = b.startContext(ctx, spec)
+		if opened, err = b.startContext(ctx, spec); err == nil {
+			b.replaceSpare(opened.Language)
+		}
 		return err
 	})
 	if err != nil { // it may go on
@@ -218,25 +225,68 @@ func (b *liveSandbox) removeConnectionFile(ctx context.Context, c Context) {
 	}
 }
 
-// startSpares starts the kernels that wait for the first contexts of a sandbox that has just
-// been started.
-func (b *liveSandbox) startSpares() {
-	languages := b.view.Load().Warm
-	if len(languages) == 0 {
+// startSpares starts a spare kernel for each of the languages that has none, in the background.
+// They wait for the next contexts. The sandbox runs.
+func (b *liveSandbox) startSpares(languages []Language) {
+	if len(languages) == 0 || !b.kernels.sparing.TryAcquire(1) {
 		return
 	}
-	b.m.spawn(func(ctx context.Context) {
-		lease, err := b.m.AcquireRunning(b.id)
-		if err != nil {
-			return
-		}
-		defer lease.Release()
+	lease, err := b.m.AcquireRunning(b.id)
+	if err != nil {
+		b.kernels.sparing.Release(1)
+		return
+	}
+	release := func() {
+		lease.Release()
+		b.kernels.sparing.Release(1)
+	}
+	if !b.m.spawn(func(ctx context.Context) {
+		defer release()
 		for _, language := range languages {
-			if _, err := b.startContext(ctx, ContextSpec{Language: language, spare: true}); err != nil {
-				b.m.log.Warn("failed to start a spare interpreter", "sandbox", b.id, "language", language, "error", err)
-			}
+			b.startSpare(ctx, language)
 		}
-	})
+	}) {
+		release()
+	}
+}
+
+// startSpare starts a spare kernel, unless the language has one.
+func (b *liveSandbox) startSpare(ctx context.Context, language Language) {
+	if !b.hasSpareMemory(ctx) {
+		b.m.log.Info("skipped a spare interpreter for lack of memory", "sandbox", b.id, "language", language)
+		return
+	}
+	if _, err := b.startContext(ctx, ContextSpec{Language: language, spare: true}); err != nil && !errors.Is(err, ErrContextExists) {
+		b.m.log.Warn("failed to start a spare interpreter", "sandbox", b.id, "language", language, "error", err)
+	}
+}
+
+// replaceSpare starts another spare kernel if a context of that language may have used one.
+func (b *liveSandbox) replaceSpare(used Language) {
+	b.startSpares(slices.DeleteFunc(slices.Clone(b.view.Load().Warm), func(l Language) bool {
+		return interpreters[l].missing != interpreters[used].missing
+	}))
+}
+
+// hasSpareMemory reports whether the sandbox uses less than half of its memory, so that a spare
+// kernel, which takes 70 MB, does not end the programs of a client for lack of it.
+func (b *liveSandbox) hasSpareMemory(ctx context.Context) bool {
+	limit := b.view.Load().Limits.Memory
+	used, err := b.m.deps.Freezer.Memory(ctx, b.id)
+	return limit == 0 || err == nil && used < limit/2
+}
+
+// awaitSpares waits until the sandbox starts no spare kernel. A start holds a lease, of which a
+// client that requests a sleep or a stop does not know.
+func (b *liveSandbox) awaitSpares(ctx context.Context, how mode) error {
+	if how != modeRequested {
+		return nil
+	}
+	if err := b.kernels.sparing.Acquire(ctx, maxSparing); err != nil {
+		return err
+	}
+	b.kernels.sparing.Release(maxSparing)
+	return nil
 }
 
 // startError returns the error of a kernel that ended before it could execute code.

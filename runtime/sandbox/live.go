@@ -101,6 +101,7 @@ func (m *Manager) newLiveSandbox(sb Sandbox) *liveSandbox {
 	}
 	b.guest.SetDefaults(func() map[string]string { return m.uplink.Environment(sb.ID) })
 	b.guest.SetChanges(func() map[string]*string { return b.view.Load().EnvChanges })
+	b.kernels.sparing = semaphore.NewWeighted(maxSparing)
 	b.kernels.limits = zmtp.Limits{Memory: m.messages.Child(maxSandboxMessages), Rate: rate.NewLimiter(messageRate, messageBurst)}
 	b.use.Store(-closedBias)
 	b.lastActive.Store(sb.LastActiveAt.UnixNano())

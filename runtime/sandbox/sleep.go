@@ -40,6 +40,9 @@ func (m *Manager) ForceSleep(ctx context.Context, id ID) (Sandbox, error) {
 
 func (m *Manager) sleep(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
 	return m.on(id, func(b *liveSandbox) error {
+		if err := b.awaitSpares(ctx, how); err != nil {
+			return err
+		}
 		sleep := func(ctx context.Context) error { return b.sleep(ctx, how, reason) }
 		if b.view.Load().Persist == PersistMemory {
 			return sleep(ctx)
@@ -183,6 +186,9 @@ func (m *Manager) ForceStop(ctx context.Context, id ID) (Sandbox, error) {
 
 func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
 	return m.on(id, func(b *liveSandbox) error {
+		if err := b.awaitSpares(ctx, how); err != nil {
+			return err
+		}
 		// The end of the caller's context does not interrupt a stop halfway.
 		return m.do(ctx, func(ctx context.Context) error { return b.stop(ctx, how, reason) })
 	})

@@ -342,6 +342,11 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 // first, the restore and the wake go on.
 func (m *Manager) Restore(ctx context.Context, id ID, snapshot SnapshotID, force bool) (Sandbox, error) {
 	return m.on(id, func(b *liveSandbox) error {
+		if !force {
+			if err := b.awaitSpares(ctx, modeRequested); err != nil {
+				return err
+			}
+		}
 		return m.do(ctx, func(ctx context.Context) error {
 			ran, err := b.restore(ctx, snapshot, force)
 			if err == nil && ran {

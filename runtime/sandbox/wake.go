@@ -144,7 +144,7 @@ func (b *liveSandbox) runWake(ctx context.Context, w *wake) {
 		b.armWoken()
 	}
 	if err == nil && kind == WakeCold {
-		b.startSpares()
+		b.startSpares(b.view.Load().Warm)
 	}
 }
 

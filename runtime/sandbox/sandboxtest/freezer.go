@@ -28,6 +28,7 @@ type cgroup struct {
 	cpu    time.Duration
 	share  float64 // of a core, which it uses since the time below
 	since  time.Time
+	memory int64
 
 	usageErr error
 }
@@ -58,6 +59,11 @@ func (f *Freezer) WorkAlways(id sandbox.ID, share float64) {
 		c.cpu, c.share, c.since = c.used(), share, time.Now()
 		return nil
 	})
+}
+
+// UseMemory makes a sandbox hold that many bytes.
+func (f *Freezer) UseMemory(id sandbox.ID, bytes int64) {
+	_ = f.with(id, func(c *cgroup) error { c.memory = bytes; return nil })
 }
 
 // FailUsage makes CPUTime and Memory of a sandbox return err; nil ends that.
@@ -141,9 +147,9 @@ func (f *Freezer) CPUTime(_ context.Context, id sandbox.ID) (used time.Duration,
 	return used, err
 }
 
-// Memory implements sandbox.Freezer: a megabyte for each sandbox.
+// Memory implements sandbox.Freezer: a megabyte for each sandbox, unless UseMemory has set it.
 func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (bytes int64, err error) {
-	err = f.with(id, func(c *cgroup) error { bytes = 1 << 20; return c.usageErr })
+	err = f.with(id, func(c *cgroup) error { bytes = cmp.Or(c.memory, 1<<20); return c.usageErr })
 	return bytes, err
 }
 
