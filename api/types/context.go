@@ -30,10 +30,10 @@ type Context struct {
 	ID        string       `json:"id" doc:"Identifies the context among those of its sandbox" example:"analysis"`
 	Language  Language     `json:"language" doc:"Language of the code"`
 	Cwd       string       `json:"cwd,omitempty" doc:"Working directory at the start; missing: the image's"`
-	State     ProcessState `json:"state" doc:"running; exited: the interpreter has ended; or lost: the sandbox stopped"`
+	State     ProcessState `json:"state" doc:"running; exited: the interpreter has ended; or lost: the sandbox stopped, or it is unknown how the interpreter ended"`
 	ExitCode  *int         `json:"exit_code,omitempty" nullable:"false" doc:"Exit code of the interpreter; missing unless it exited"`
 	Signal    string       `json:"signal,omitempty" doc:"Signal that ended the interpreter, such as SIGKILL"`
-	Reason    StateReason  `json:"reason,omitempty" doc:"Why the sandbox stopped; missing unless the state is lost"`
+	Reason    StateReason  `json:"reason,omitempty" doc:"Why the sandbox stopped; missing unless the state is lost because of that"`
 	Process   string       `json:"process" doc:"Id of the interpreter among the processes of the sandbox" example:"p-k3f9x2m7"`
 	StartedAt time.Time    `json:"started_at" doc:"When the interpreter was started"`
 	ExitedAt  time.Time    `json:"exited_at,omitzero" doc:"When the interpreter exited; missing while it runs"`

@@ -11,7 +11,7 @@ type Process struct {
 	Argv         []string     `json:"argv,omitempty" nullable:"false" doc:"Program and arguments; missing with command"`
 	Cwd          string       `json:"cwd,omitempty" doc:"Working directory; missing for the image's"`
 	Restart      Restart      `json:"restart" doc:"When the process is started again"`
-	State        ProcessState `json:"state" doc:"running, exited, or lost: the sandbox ended while the process ran, so its exit code is unknown"`
+	State        ProcessState `json:"state" doc:"running, exited, or lost: the sandbox ended while the process ran, or has forgotten how it ended, so its exit code is unknown"`
 	ExitCode     *int         `json:"exit_code,omitempty" nullable:"false" doc:"Exit code; missing unless the process exited"`
 	Signal       string       `json:"signal,omitempty" doc:"Signal that ended the process, such as SIGKILL"`
 	RestartCount int          `json:"restart_count" doc:"How many times the process was started again"`
@@ -38,7 +38,7 @@ type ProcessState string
 const (
 	ProcessStateRunning ProcessState = "running"
 	ProcessStateExited  ProcessState = "exited"
-	ProcessStateLost    ProcessState = "lost" // its sandbox ended while it ran: no exit code
+	ProcessStateLost    ProcessState = "lost" // its sandbox ended while it ran, or has forgotten how it ended: no exit code
 )
 
 // Values returns all states.

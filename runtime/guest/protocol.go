@@ -160,7 +160,8 @@ type ProcessState string
 const (
 	ProcessRunning ProcessState = "running"
 	ProcessExited  ProcessState = "exited"
-	// ProcessLost: its sandbox ended while it ran. It has no exit code.
+	// ProcessLost: its sandbox ended while it ran, or its guest has forgotten how it ended. It has no
+	// exit code.
 	ProcessLost ProcessState = "lost"
 )
 

@@ -29,7 +29,7 @@ type Context struct {
 	Language Language          `json:"language"`
 	Cwd      string            `json:"cwd,omitempty"` // empty: the image's
 	Env      map[string]string `json:"env,omitempty"`
-	// State of its kernel: running, exited or lost, with Reason.
+	// State of its kernel: running, exited or lost, with Reason if its sandbox has stopped.
 	State     guest.ProcessState `json:"state"`
 	ExitCode  *int               `json:"exit_code,omitempty"`
 	Signal    string             `json:"signal,omitempty"`
@@ -70,6 +70,8 @@ func (e *ContextError) Error() string {
 	switch {
 	case e.Known == nil:
 		return fmt.Sprintf("the sandbox has no context %q", e.Context)
+	case e.Known.State == guest.ProcessLost && e.Known.Reason == "":
+		return fmt.Sprintf("the interpreter of the context %s has ended, and the sandbox no longer knows how", e.Context)
 	case e.Known.State == guest.ProcessLost:
 		return fmt.Sprintf("the context %s ended when its sandbox stopped (%s)", e.Context, e.Known.Reason)
 	}
@@ -375,11 +377,15 @@ func (b *liveSandbox) ignoreKernelEnds(before []Context) {
 	})
 }
 
-// lostContexts are the contexts of a sandbox that has stopped: those whose kernel ran are lost.
-func lostContexts(list []Context, reason StateReason) []Context {
-	list = slices.DeleteFunc(slices.Clone(list), func(c Context) bool { return c.Spare })
+// lostContexts are the contexts of a sandbox after kernels have ended in an unknown way: those with
+// the ids, or all if processes is nil.
+func lostContexts(list []Context, reason StateReason, processes []string) []Context {
+	lost := func(c Context) bool {
+		return c.State == guest.ProcessRunning && (processes == nil || slices.Contains(processes, c.Process))
+	}
+	list = slices.DeleteFunc(slices.Clone(list), func(c Context) bool { return c.Spare && lost(c) })
 	for i := range list {
-		if list[i].State == guest.ProcessRunning {
+		if lost(list[i]) {
 			list[i].State, list[i].Reason = guest.ProcessLost, reason
 		}
 	}

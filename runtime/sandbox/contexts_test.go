@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -238,6 +240,67 @@ func TestKilledInterpreterEndsItsContext(t *testing.T) {
 	})
 	_, err = runCode(t, m, sb.ID, "python", sandbox.CodeSpec{Code: "value 2"})
 	wantEnded(t, err, "SIGKILL")
+}
+
+// The guest remembers 64 processes that have ended.
+func TestForgottenInterpreterIsLost(t *testing.T) {
+	withInterpreters(t)
+	n := sandboxtest.Open(t, nil)
+	sb, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app", Warm: []sandbox.Language{sandbox.JavaScript}})
+	testkit.NoError(t, "Create", err)
+	mustRun(t, n.Manager, sb.ID, "python", "set x 7", "")
+	for _, id := range []string{"a", "b"} {
+		_, err := n.Manager.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{ID: id, Language: sandbox.Python})
+		testkit.NoError(t, "OpenContext", err)
+	}
+	testkit.Eventually(t, "the spare interpreter is started", func() bool {
+		known, _ := n.Manager.ByID(sb.ID)
+		return len(known.Contexts) == 4 && !slices.ContainsFunc(known.Contexts, func(c sandbox.Context) bool {
+			p, err := known.Process(c.Process)
+			return err != nil || p.State != guest.ProcessRunning
+		})
+	})
+	before, _ := n.Manager.ByID(sb.ID)
+	n.Crash(t, func() {
+		inside := guest.NewClient(filepath.Join(n.RunDir(sb.ID), guest.SocketName))
+		defer inside.Close()
+		for _, c := range before.Contexts {
+			if c.ID != "b" {
+				_, err := inside.StopProcess(t.Context(), c.Process, 0)
+				testkit.NoError(t, "StopProcess", err)
+			}
+		}
+		for range 64 {
+			p, err := inside.StartProcess(t.Context(), guest.ProcessSpec{Command: guest.Command{Argv: []string{"true"}}})
+			testkit.NoError(t, "StartProcess", err)
+			_, err = inside.StopProcess(t.Context(), p.ID, 0) // waits for its end
+			testkit.NoError(t, "StopProcess", err)
+		}
+	})
+	testkit.Eventually(t, "the interpreters are lost", func() bool {
+		known, _ := n.Manager.ByID(sb.ID)
+		states := map[string]guest.ProcessState{}
+		for _, c := range known.Contexts {
+			states[c.ID] = c.State
+		}
+		return maps.Equal(states, map[string]guest.ProcessState{"python": guest.ProcessLost, "a": guest.ProcessLost, "b": guest.ProcessRunning})
+	})
+	known, _ := n.Manager.ByID(sb.ID)
+	for _, c := range before.Contexts {
+		want := guest.ProcessLost
+		if c.ID == "b" {
+			want = guest.ProcessRunning
+		}
+		if p, err := known.Process(c.Process); err != nil || p.State != want {
+			t.Errorf("the process of %q is %+v, error %v", c.ID, p, err)
+		}
+	}
+	_, err = runCode(t, n.Manager, sb.ID, "python", sandbox.CodeSpec{Code: "get x"})
+	wantEnded(t, err, "no longer knows how")
+	_, err = n.Manager.RestartContext(t.Context(), sb.ID, "python")
+	testkit.NoError(t, "RestartContext", err)
+	mustRun(t, n.Manager, sb.ID, "python", "get x", "NameError")
+	mustRun(t, n.Manager, sb.ID, "b", "value 2", "2")
 }
 
 func TestContextSurvivesSleepAndARestartOfTheNode(t *testing.T) {

@@ -30,7 +30,7 @@ type CreateRequest struct {
 	// image, and the source of settings that the request does not have.
 	Snapshot string
 	// Warm are languages for which each cold start also starts an interpreter, which the
-	// first context of the language uses.
+	// next context of the language uses. Another one replaces it then.
 	Warm []Language
 }
 

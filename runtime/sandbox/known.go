@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"slices"
 	"time"
@@ -60,6 +61,47 @@ func (b *liveSandbox) noteProcess(p guest.Process) {
 	case exited:
 		b.emit(Event{Type: EventProcessExited, Process: &brief})
 	}
+}
+
+// loseForgotten marks as lost the running processes, with their contexts, that the guest does not
+// know any more: they have ended while the node received no events, and so many others since that
+// the guest has forgotten how.
+func (b *liveSandbox) loseForgotten(ctx context.Context) error {
+	started := map[string]time.Time{} // of the running processes
+	for _, p := range b.view.Load().Processes {
+		if p.State == guest.ProcessRunning {
+			started[p.ID] = p.StartedAt
+		}
+	}
+	if len(started) == 0 {
+		return nil
+	}
+	list, err := b.guest.Processes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range list {
+		delete(started, p.ID)
+	}
+	if len(started) == 0 {
+		return nil
+	}
+	var kernels []string
+	b.change(func(sb *Sandbox) {
+		sb.Processes = slices.Clone(sb.Processes)
+		for i, p := range sb.Processes {
+			if at, ok := started[p.ID]; ok && p.State == guest.ProcessRunning && p.StartedAt.Equal(at) {
+				sb.Processes[i].State = guest.ProcessLost
+				kernels = append(kernels, p.ID)
+			}
+		}
+		sb.Contexts = lostContexts(sb.Contexts, "", kernels)
+	})
+	for _, process := range kernels {
+		b.dropKernel(process)
+	}
+	b.m.journal.dirty(b)
+	return nil
 }
 
 // isStale reports whether a report about a process, session or terminal is older than what is known

@@ -264,7 +264,7 @@ func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReas
 // discarded unless it persists.
 func (sb *Sandbox) endRun(reason StateReason) {
 	sb.Processes, sb.Terminals = lost(sb.Processes), lostTerminals(sb.Terminals, reason)
-	sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason), nil
+	sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason, nil), nil
 	sb.Rebase = sb.Rebase || sb.Persist == PersistNone
 }
 

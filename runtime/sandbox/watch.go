@@ -91,6 +91,11 @@ func (b *liveSandbox) follow(ctx context.Context) error {
 		return err
 	}
 	defer stream.Close()
+	// The stream begins with the processes that the guest knows. An earlier reader may have missed
+	// others.
+	if err := b.loseForgotten(ctx); err != nil {
+		b.m.log.Warn("failed to list the processes of a guest", "sandbox", b.id, "error", err)
+	}
 	limit := rate.NewLimiter(guestEventsPerSecond, guestEventsBurst)
 	for {
 		ev, err := stream.Next()
