@@ -77,7 +77,7 @@ func (s *Server) condition(ctx context.Context, p *process, w guest.Wait) (condi
 	if err != nil {
 		return nil, refuse(guest.CodeInvalid, "log is not a regular expression: %v", err)
 	}
-	return &logCondition{ctx: ctx, log: p.log, expression: expression}, nil
+	return newLogCondition(ctx, p.log, expression), nil
 }
 
 // await waits until the condition holds, the process has ended, or ctx ends.

@@ -206,7 +206,7 @@ func TestWaitForALine(t *testing.T) {
 	}
 }
 
-// yes writes faster than its lines are searched.
+// TestSearchEndsAlthoughTheLogGrows has a process that writes faster than its lines are searched.
 func TestWaitForALineEndsWhileTheProcessWrites(t *testing.T) {
 	c, end := serve(t, nil)
 	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "exec yes"}})

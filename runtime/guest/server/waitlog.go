@@ -23,6 +23,7 @@ var logBuffers = sync.Pool{New: func() any { return new([4 * ringRecord]byte) }}
 type logCondition struct {
 	ctx        context.Context // ends the search
 	log        *processLog
+	read       func(from logPosition, b []byte) logPart // log.read
 	expression *regexp.Regexp
 
 	started bool
@@ -30,6 +31,10 @@ type logCondition struct {
 	next    logPosition
 	lines   [2]line // of stdout and stderr
 	changed time.Time
+}
+
+func newLogCondition(ctx context.Context, log *processLog, expression *regexp.Regexp) *logCondition {
+	return &logCondition{ctx: ctx, log: log, read: log.read, expression: expression}
 }
 
 func (c *logCondition) close() {}
@@ -44,7 +49,7 @@ func (c *logCondition) holds(p watchedProcess, r *guest.WaitResult) (bool, <-cha
 	var again <-chan struct{}
 	_, written := c.log.span()
 	for {
-		part := c.log.read(c.next, buf[:0])
+		part := c.read(c.next, buf[:0])
 		c.next, again = part.next, part.changed
 		if part.skipped > 0 {
 			c.lines = [2]line{} // their ends are lost

@@ -4,40 +4,34 @@ import (
 	"context"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
-	"github.com/doze-run/doze/testkit"
 )
 
-// The log always has more lines than were searched.
-func TestSearchOfALogThatGrowsFasterEndsWithItsWait(t *testing.T) {
-	l, stop, output := &processLog{}, make(chan struct{}), []byte(strings.Repeat("y\n", ringRecord/2))
+// The process writes more between two reads of its log than one of them returns.
+func TestSearchEndsAlthoughTheLogGrows(t *testing.T) {
+	const enough = 100 // reads
+	l, output := &processLog{}, []byte(strings.Repeat("y\n", 4*ringRecord))
 	l.add(guest.FrameStdout, output)
-	var writer sync.WaitGroup
-	writer.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				l.add(guest.FrameStdout, output)
-			}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // the wait ends before its search: what was written until then is searched
+	reads := 0
+	c := newLogCondition(ctx, l, regexp.MustCompile("^never$"))
+	c.read = func(from logPosition, b []byte) logPart {
+		part := l.read(from, b)
+		if reads++; reads < enough {
+			l.add(guest.FrameStdout, output)
 		}
-	})
-	defer writer.Wait()
-	defer close(stop)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	c := &logCondition{ctx: ctx, log: l, expression: regexp.MustCompile("^(y?){200}never$")}
-	ended := make(chan bool, 1)
-	go func() {
-		met, _, _ := c.holds(watchedProcess{}, &guest.WaitResult{})
-		ended <- met
-	}()
-	if testkit.Receive(t, "the search ends", ended) {
+		return part
+	}
+	if met, _, _ := c.holds(watchedProcess{}, &guest.WaitResult{}); met {
 		t.Error("a line matches")
+	}
+	if reads >= enough {
+		t.Error("the search has followed the log")
+	}
+	if c.next.at < int64(len(output)) {
+		t.Errorf("the search has ended at %d of %d bytes", c.next.at, len(output))
 	}
 }
