@@ -31,7 +31,7 @@ func (a *API) registerLogs() {
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/process/{process}/logs", id: "list-process-logs", tag: "processes",
 		summary: "Get the output of a process",
-		description: "Wakes the sandbox, which stores the output. With Accept: text/event-stream, sends the stored output and then new output as " +
+		description: "Wakes the sandbox, which stores the last 256 KiB of the output: of ended processes 1 MiB in all, and 16 KiB of each older one. With Accept: text/event-stream, sends the stored output and then new output as " +
 			"events, and keeps the sandbox awake. The process's log_file has more output.",
 		codes:     slices.Concat(wakeCodes, []problem.Code{problem.ProcessNotFound, problem.CallLimitExceeded, problem.StreamLimitExceeded}),
 		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.Log](a, "The stored output; as events also new output, until the process ends")},

@@ -19,11 +19,7 @@ func (c *circular) grow(n int, limit int) (drop int64) {
 		for int64(size) < need && size < limit {
 			size *= 2
 		}
-		bigger := circular{buf: make([]byte, size), start: c.start, end: c.start}
-		for bigger.end < c.end {
-			bigger.put(c.part(bigger.end, c.end))
-		}
-		*c = bigger
+		c.resize(size)
 	}
 	return max(0, need-int64(len(c.buf)))
 }
@@ -48,4 +44,13 @@ func (c *circular) appendTo(b []byte, from, to int64) []byte {
 		b, from = append(b, part...), from+int64(len(part))
 	}
 	return b
+}
+
+// resize moves the stored bytes to a buffer of size bytes, a power of two, which has space for them.
+func (c *circular) resize(size int) {
+	other := circular{buf: make([]byte, size), start: c.start, end: c.start}
+	for other.end < c.end {
+		other.put(c.part(other.end, c.end))
+	}
+	*c = other
 }

@@ -58,7 +58,7 @@ func (ps *processes) startRun(p *process) (*processRun, error) {
 }
 
 // copy fills the log, also with the output of background processes after the end.
-func (run *processRun) copy(pipe *outputPipe, log *processLog, t guest.FrameType) {
+func (ps *processes) copy(run *processRun, pipe *outputPipe, log *processLog, t guest.FrameType) {
 	defer pipe.file.Close()
 	buf := make([]byte, ringRecord)
 	add := func(data []byte) error { log.add(t, data); return nil }
@@ -67,7 +67,9 @@ func (run *processRun) copy(pipe *outputPipe, log *processLog, t guest.FrameType
 	for open && err == nil {
 		var n int
 		n, err = pipe.file.Read(buf)
-		log.add(t, buf[:n])
+		if log.add(t, buf[:n]) {
+			ps.logGrew()
+		}
 	}
 }
 
@@ -88,7 +90,7 @@ func (ps *processes) supervise(p *process) {
 		run.drained.Add(len(run.outputs))
 		for i, pipe := range run.outputs {
 			// Ended by the last writer, or by run.close.
-			ps.wg.Go(func() { run.copy(pipe, p.log, guest.FrameStdout+guest.FrameType(i)) })
+			ps.wg.Go(func() { ps.copy(run, pipe, p.log, guest.FrameStdout+guest.FrameType(i)) })
 		}
 		run.wait()
 		ran := time.Since(began)

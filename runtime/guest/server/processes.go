@@ -201,9 +201,28 @@ func (ps *processes) ended(p *process) {
 		ps.forget(ps.history[0])
 		ps.history = ps.history[1:]
 	}
+	ps.boundLogs()
 	ps.mu.Unlock()
 	p.log.markEnded()
 	close(p.done)
+}
+
+// boundLogs bounds the memory of the logs of ended processes: the latest are kept whole. ps.mu is
+// held.
+func (ps *processes) boundLogs() {
+	left := endedLogs
+	for _, p := range slices.Backward(ps.history) {
+		if left -= p.log.memory(); left < 0 {
+			p.log.shrink()
+		}
+	}
+}
+
+// logGrew bounds the logs after a background process of an ended process has written to one.
+func (ps *processes) logGrew() {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.boundLogs()
 }
 
 // forget drops an ended process, and its log unless another one writes there.

@@ -14,6 +14,13 @@ import (
 // place of the one before: twice that is on disk at most.
 const maxLogFile = 8 << 20
 
+// The output of ended processes stays in memory as long as all of it takes endedLogs; of the
+// older ones the last oldLog bytes stay. So an idle guest stays below 8 MB.
+const (
+	endedLogs = 1 << 20
+	oldLog    = 16 << 10
+)
+
 // processLog is the output of one process, over all its restarts: the last of
 // it in memory, more of it in a file that both streams share.
 type processLog struct {
@@ -52,17 +59,24 @@ func (l *processLog) open(flags int) {
 	l.file, l.size = f, info.Size()
 }
 
-// add appends output. It never fails: what the disk does not take is missing
-// from the file only.
-func (l *processLog) add(t guest.FrameType, data []byte) {
+// add appends output, and reports whether the log takes more memory now. It never fails: what the
+// disk does not take is missing from the file only.
+func (l *processLog) add(t guest.FrameType, data []byte) (grown bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	size := len(l.ring.buf)
 	for rest := data; len(rest) > 0; {
 		n := min(len(rest), ringRecord)
 		l.ring.add(t, rest[:n])
 		rest = rest[n:]
 	}
 	l.wake()
+	l.write(data)
+	return len(l.ring.buf) > size
+}
+
+// write appends output to the file. l.mu is held.
+func (l *processLog) write(data []byte) {
 	if l.file == nil {
 		return
 	}
@@ -76,6 +90,20 @@ func (l *processLog) add(t guest.FrameType, data []byte) {
 		n, _ := l.file.Write(data)
 		l.size += int64(n)
 	}
+}
+
+// memory is the size of its output in memory.
+func (l *processLog) memory() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.ring.buf)
+}
+
+// shrink drops all output in memory but the last, from now on.
+func (l *processLog) shrink() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ring.shrink(oldLog)
 }
 
 // wake wakes the readers. l.mu is held.

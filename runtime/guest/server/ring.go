@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/binary"
 
 	"github.com/doze-run/doze/runtime/guest"
@@ -14,10 +15,11 @@ const (
 )
 
 // ring keeps the last frames of a process's output, as they go over the wire, in at most
-// ringSize bytes. The zero value is ready. It is not safe for concurrent use.
+// limit bytes. The zero value is ready. It is not safe for concurrent use.
 type ring struct {
 	circular
 	output int64 // bytes of payload before the oldest frame
+	limit  int   // of the buffer, a power of two; 0: ringSize
 }
 
 // logPosition is where a frame begins.
@@ -37,16 +39,30 @@ func (r *ring) head() logPosition { return logPosition{r.start, r.output} }
 // add appends a frame of at most ringRecord bytes of payload, dropping the
 // oldest ones when there is no room.
 func (r *ring) add(t guest.FrameType, data []byte) {
-	for drop := r.grow(guest.FrameHeader+len(data), ringSize); drop > 0; {
-		length := r.frame(r.start)
-		next := r.head().after(length)
-		r.start, r.output = next.at, next.output
-		drop -= length
-	}
+	r.drop(r.grow(guest.FrameHeader+len(data), cmp.Or(r.limit, ringSize)))
 	var header [guest.FrameHeader]byte
 	guest.PutFrameHeader(header[:], t, len(data))
 	r.put(header[:])
 	r.put(data)
+}
+
+// drop drops the oldest frames, of n bytes or more.
+func (r *ring) drop(n int64) {
+	for n > 0 {
+		length := r.frame(r.start)
+		next := r.head().after(length)
+		r.start, r.output = next.at, next.output
+		n -= length
+	}
+}
+
+// shrink bounds the ring to size bytes, a power of two above ringRecord, from now on.
+func (r *ring) shrink(size int) {
+	r.limit = size
+	if len(r.buf) > size {
+		r.drop(r.end - r.start - int64(size))
+		r.resize(size)
+	}
 }
 
 // frame is the length of the frame at a position, with its header.

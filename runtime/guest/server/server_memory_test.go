@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestMemoryOfAGigabyteOfOutput(t *testing.T) {
@@ -166,4 +167,54 @@ func TestMemoryOfWhatHasEnded(t *testing.T) {
 		t.Errorf("%d bytes stay in memory", grown)
 	}
 	attach(t, c, last, -1).end() // the output of the last one is left
+}
+
+// As many as the guest remembers, all with as much output as it stores of one that runs.
+func TestMemoryOfTheLogsOfEndedProcesses(t *testing.T) {
+	c := start(t, nil)
+	memory := func() int64 {
+		var stats runtime.MemStats
+		runtime.GC()
+		runtime.GC() // empties each sync.Pool, too
+		runtime.ReadMemStats(&stats)
+		return int64(stats.HeapAlloc)
+	}
+	const size = 300_000
+	print := func() guest.Process {
+		p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x; echo; echo end", size)}})
+		waitFor(t, c, p.ID, guest.Wait{Exit: true, Timeout: long})
+		return p
+	}
+	print()
+	before := memory()
+	list := make([]guest.Process, 64)
+	for i := range list {
+		list[i] = print()
+	}
+	if grown := memory() - before; grown > 3<<20 {
+		t.Errorf("%d bytes stay in memory", grown)
+	}
+	for i, least := range map[int]int{0: 4 << 10, 32: 4 << 10, 63: 240 << 10} {
+		if out, _, _ := readLog(t, c, list[i].ID, true); len(out) < least || !strings.HasSuffix(out, "x\nend\n") {
+			t.Errorf("of process %d %d bytes are left, which end with %.20q", i, len(out), out[max(0, len(out)-20):])
+		}
+	}
+	// What background processes of ended ones write counts, too.
+	for i := range list[:16] {
+		dir := t.TempDir()
+		list[i] = startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Cwd: dir, Command: fmt.Sprintf(
+			"mkfifo go; (read x <go; head -c %d /dev/zero | tr '\\0' x; echo; echo end) &", size)}})
+		waitFor(t, c, list[i].ID, guest.Wait{Exit: true, Timeout: long})
+		readLog(t, c, list[i].ID, true) // it is not restarted
+		if err := os.WriteFile(filepath.Join(dir, "go"), []byte("\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		testkit.Eventually(t, "the background process has written", func() bool {
+			out, _, _ := readLog(t, c, list[i].ID, false)
+			return strings.HasSuffix(out, "\nend\n")
+		})
+	}
+	if grown := memory() - before; grown > 3<<20 {
+		t.Errorf("%d bytes stay in memory", grown)
+	}
 }
