@@ -28,7 +28,13 @@ func startNode() *httptest.Server {
 	}
 	respond("GET /api/v1/node", 200, `{"id":"n4d8s2k6","version":"v1.0.0","engine":{"ok":true}}`)
 	respond("POST /api/v1/sandbox", 201, `{"id":"k3f9x2m7q2az","name":"shop","state":"running"}`)
-	respond("POST /api/v1/sandbox/shop/exec", 200, `{"stdout":"built in 41 ms\n","stderr":"","exit_code":0,"duration_ms":41.7}`)
+	mux.HandleFunc("POST /api/v1/sandbox/shop/exec", func(w http.ResponseWriter, r *http.Request) {
+		var req types.ExecRequest
+		json.NewDecoder(r.Body).Decode(&req)
+		stdout := map[string]string{"npm run build": "built in 41 ms\n", "pwd; echo $PORT": "/srv/shop/api\n3000\n"}[req.Command.Command]
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(types.ExecResult{Stdout: stdout})
+	})
 	respond("POST /api/v1/sandbox/shop/expose", 200, `{"port":3000,"url":"https://3000-k3f9x2m7q2az.preview.example.com/","access":"public"}`)
 	respond("PUT /api/v1/egress/rules", 200, `{"revision":7,"default":"deny","rules":[]}`)
 	mux.HandleFunc("GET /api/v1/events", func(w http.ResponseWriter, r *http.Request) {
@@ -37,6 +43,7 @@ func startNode() *httptest.Server {
 			`data: {"seq":17,"type":"woke","sandbox":"k3f9x2m7q2az","sandbox_name":"shop","kind":"warm","cause":"preview","cursor":"8c1f2-204"}`+"\n\n")
 	})
 	mux.HandleFunc("GET /api/v1/sandbox/shop/exec", sortInput)
+	serveInside(mux, respond)
 	return httptest.NewServer(mux)
 }
 
