@@ -85,8 +85,8 @@ bench: build setup ## the figures that a node must reach, and its peers': BENCH=
 	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
 
-soak: build setup ## work on a node for DURATION (15m) and report resources that it does not release
-	@packaging/host/as-root images/build
+soak: build setup ## build the image full and check it; work on a node for DURATION (15m) and report resources that it does not release
+	@packaging/host/as-root images/build base full
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
 	$(ENTER) -- $(TEST_HOME)/bin/bench soak -bin $(TEST_HOME)/bin -duration $(or $(DURATION),15m) $(SOAK)

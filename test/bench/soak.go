@@ -50,7 +50,7 @@ func runSoak(ctx context.Context, arguments []string) error {
 	n, err := startEgressNode(programs)
 	if err == nil {
 		s := &soak{node: n}
-		err = s.run(ctx, *count, *duration)
+		err = errors.Join(s.checkFull(ctx), s.run(ctx, *count, *duration))
 		fmt.Printf("%d operations, %d failed\n", s.done.Load(), s.failed.Load())
 	}
 	if n != nil {
@@ -63,6 +63,36 @@ type soak struct {
 	node         *node
 	done, failed atomic.Int64
 	rounds       int
+}
+
+// fullPrograms are commands for the image full, and texts that they print.
+var fullPrograms = map[string]string{
+	"go version": "go1.",
+	`mkdir -p /tmp/go && cd /tmp/go && printf 'package main\nfunc main() { println(6 * 7) }\n' >main.go && gofmt -l . && go run main.go 2>&1`: "42\n",
+	`cd /tmp && echo 'fn main() { println!("{}", 6 * 7); }' >main.rs && rustfmt --check main.rs && rustc main.rs && ./main`:                   "42\n",
+	`cd /tmp && cargo new --quiet --vcs none crate && cd crate && cargo run --quiet --offline`:                                                "Hello, world!\n",
+	`python3 -c 'import ipykernel, matplotlib, pandas; print(pandas.Series([3, 4]).sum())'`:                                                   "7\n",
+	`cd /tmp && echo 'const x: number = 6; console.log(x * 7)' >a.ts && tsc a.ts && node a.js && deno run a.ts`:                               "42\n42\n",
+}
+
+// checkFull executes the programs of the image full. The tests do not build it, because that takes
+// longer than the images of all tests.
+func (s *soak) checkFull(ctx context.Context) error {
+	sb, _, err := s.node.API.Create(ctx, types.CreateSandboxRequest{Name: "full", Image: "full"})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for command, want := range fullPrograms {
+		result, err := s.node.API.Exec(ctx, sb.ID, client.ExecRequest{Command: types.Command{Command: command}})
+		if err == nil && (result.ExitCode != 0 || !strings.Contains(result.Stdout, want)) {
+			err = fmt.Errorf("exit code %d, output %q %q, want %q", result.ExitCode, result.Stdout, result.Stderr, want)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("image full: %s: %w", command, err))
+		}
+	}
+	return errors.Join(append(errs, s.node.API.Delete(ctx, sb.ID))...)
 }
 
 // held is what a node has of the machine.
