@@ -43,6 +43,24 @@ type Context struct {
 	Spare bool `json:"spare,omitempty"`
 }
 
+var contexts = programs[Context]{func(sb *Sandbox) *[]Context { return &sb.Contexts }, maxKnownContext, maxKnownContext}
+
+func (c Context) key() string {
+	if c.Spare {
+		return ""
+	}
+	return c.ID
+}
+
+func (c Context) status() (guest.ProcessState, time.Time) { return c.State, c.StartedAt }
+func (c Context) current() bool                           { return c.State == guest.ProcessRunning }
+
+func (c *Context) lose(reason StateReason) {
+	if c.State == guest.ProcessRunning {
+		c.State, c.Reason = guest.ProcessLost, reason
+	}
+}
+
 // ContextSpec describes a context to open.
 type ContextSpec struct {
 	ID       string // empty: generated; unique among the contexts of the sandbox
@@ -56,7 +74,12 @@ type ContextSpec struct {
 
 // OpenContexts returns the contexts without spare interpreters.
 func (sb *Sandbox) OpenContexts() []Context {
-	return slices.DeleteFunc(slices.Clone(sb.Contexts), func(c Context) bool { return c.Spare })
+	return withoutSpares(slices.Clone(sb.Contexts))
+}
+
+// withoutSpares removes spare kernels.
+func withoutSpares(list []Context) []Context {
+	return slices.DeleteFunc(list, func(c Context) bool { return c.Spare })
 }
 
 // ContextError: a sandbox does not have a context with that id, or the context has ended. It
@@ -96,10 +119,8 @@ var (
 
 // Context returns the context with that id, as last known. Errors: *ContextError.
 func (sb *Sandbox) Context(id string) (Context, error) {
-	for _, c := range sb.Contexts {
-		if c.ID == id && !c.Spare {
-			return c, nil
-		}
+	if c, ok := find(sb.Contexts, id); ok {
+		return c, nil
 	}
 	return Context{}, &ContextError{Context: cutText(id, maxEventText)}
 }
@@ -249,7 +270,7 @@ func (b *liveSandbox) claimContext(spec ContextSpec, maySpare bool) (c Context, 
 	var surplus []Context
 	b.change(func(sb *Sandbox) {
 		list := slices.Clone(sb.Contexts)
-		if i := slices.IndexFunc(list, func(old Context) bool { return old.ID == c.ID && !old.Spare && !c.Spare }); i >= 0 {
+		if i := slices.IndexFunc(list, func(old Context) bool { return c.key() != "" && old.key() == c.key() }); i >= 0 {
 			if list[i].Process != spec.replaces {
 				err = ErrContextExists
 				return
@@ -282,7 +303,7 @@ func (b *liveSandbox) claimContext(spec ContextSpec, maySpare bool) (c Context, 
 			return
 		}
 		c.Kernel = jupyter.NewConnection(freePorts(list))
-		sb.Contexts, surplus = newestContexts(append(list, c))
+		sb.Contexts, surplus = contexts.bound(append(list, c))
 	})
 	for _, old := range surplus {
 		b.dropKernel(old.Process)
@@ -306,24 +327,11 @@ func envSize(env map[string]string) (n int) {
 	return n
 }
 
-// newestContexts returns the list without the oldest contexts that have ended, beyond the bound,
-// which are surplus.
-func newestContexts(list []Context) (newest, surplus []Context) {
-	for _, c := range list {
-		if len(list)-len(surplus) > maxKnownContext && c.State != guest.ProcessRunning {
-			surplus = append(surplus, c)
-		} else {
-			newest = append(newest, c)
-		}
-	}
-	return newest, surplus
-}
-
 // restoreContext adds a context that has ended, unless there is one with its id.
 func (b *liveSandbox) restoreContext(ended Context) {
 	b.change(func(sb *Sandbox) {
 		if _, err := sb.Context(ended.ID); err != nil {
-			sb.Contexts, _ = newestContexts(append(slices.Clone(sb.Contexts), ended))
+			sb.Contexts, _ = contexts.bound(append(slices.Clone(sb.Contexts), ended))
 		}
 	})
 	b.m.journal.dirty(b)
@@ -377,19 +385,15 @@ func (b *liveSandbox) ignoreKernelEnds(before []Context) {
 	})
 }
 
-// lostContexts are the contexts of a sandbox after kernels have ended in an unknown way: those with
-// the ids, or all if processes is nil.
-func lostContexts(list []Context, reason StateReason, processes []string) []Context {
-	lost := func(c Context) bool {
-		return c.State == guest.ProcessRunning && (processes == nil || slices.Contains(processes, c.Process))
-	}
-	list = slices.DeleteFunc(slices.Clone(list), func(c Context) bool { return c.Spare && lost(c) })
+// loseKernels records that kernels have ended, and it is unknown how.
+func (sb *Sandbox) loseKernels(processes []string) {
+	list := slices.Clone(sb.Contexts)
 	for i := range list {
-		if lost(list[i]) {
-			list[i].State, list[i].Reason = guest.ProcessLost, reason
+		if slices.Contains(processes, list[i].Process) {
+			list[i].lose("")
 		}
 	}
-	return list
+	sb.Contexts = slices.DeleteFunc(list, func(c Context) bool { return c.Spare && c.State == guest.ProcessLost })
 }
 
 // withoutKernels removes the ports of kernels, which are for the node alone. A server in the

@@ -86,25 +86,25 @@ func (b *liveSandbox) loseForgotten(ctx context.Context) error {
 	if len(started) == 0 {
 		return nil
 	}
-	var kernels []string
+	var forgotten []string
 	b.change(func(sb *Sandbox) {
 		sb.Processes = slices.Clone(sb.Processes)
 		for i, p := range sb.Processes {
 			if at, ok := started[p.ID]; ok && p.State == guest.ProcessRunning && p.StartedAt.Equal(at) {
 				sb.Processes[i].State = guest.ProcessLost
-				kernels = append(kernels, p.ID)
+				forgotten = append(forgotten, p.ID)
 			}
 		}
-		sb.Contexts = lostContexts(sb.Contexts, "", kernels)
+		sb.loseKernels(forgotten)
 	})
-	for _, process := range kernels {
+	for _, process := range forgotten {
 		b.dropKernel(process)
 	}
 	b.m.journal.dirty(b)
 	return nil
 }
 
-// isStale reports whether a report about a process, session or terminal is older than what is known
+// isStale reports whether a report about a program is older than what is known
 // of it: the response to a start can arrive after the event of the end.
 func isStale(started time.Time, state guest.ProcessState, knownStart time.Time, known guest.ProcessState) bool {
 	return started.Before(knownStart) ||

@@ -106,7 +106,7 @@ func TestLargestRecordIsStored(t *testing.T) {
 				if i == 0 {
 					c.Env = map[string]string{"A": cutText(strings.Repeat(text, maxContextEnv), maxContextEnv)}
 				}
-				sb.Contexts, _ = newestContexts(append(sb.Contexts, c))
+				sb.Contexts, _ = contexts.bound(append(sb.Contexts, c))
 			}
 
 			// Reported by the guest.
@@ -121,16 +121,16 @@ func TestLargestRecordIsStored(t *testing.T) {
 				if i >= maxSessions-maxEndedSessions {
 					s.State, s.ExitCode, s.Signal = guest.ProcessExited, &code, signal
 				}
-				sb.Sessions = newestSessions(append(sb.Sessions, Session{Session: shortenSession(s)}))
+				sb.Sessions, _ = sessions.bound(append(sb.Sessions, Session{Session: shortenSession(s)}))
 			}
-			sb.Sessions = lostSessions(sb.Sessions, ReasonGuestUnresponsive)
+			sb.Sessions = lostPrograms(sb.Sessions, ReasonGuestUnresponsive)
 			for range 2 * maxTerminals {
-				sb.Terminals = newestTerminals(append(sb.Terminals, Terminal{Terminal: shortenTerminal(guest.Terminal{
+				sb.Terminals, _ = terminals.bound(append(sb.Terminals, Terminal{Terminal: shortenTerminal(guest.Terminal{
 					ID: long[:64], PID: math.MaxInt64, Command: long[:guest.MaxTerminalCommand], TerminalSize: guest.TerminalSize{Cols: math.MaxUint16, Rows: math.MaxUint16},
 					State: guest.ProcessExited, ExitCode: &code, Signal: signal, StartedAt: at, ExitedAt: &at,
 				})}))
 			}
-			sb.Terminals = lostTerminals(sb.Terminals, ReasonGuestUnresponsive)
+			sb.Terminals = lostPrograms(sb.Terminals, ReasonGuestUnresponsive)
 			for i := range guest.MaxListening {
 				sb.Listening = append(sb.Listening, guest.Listening{
 					Port: uint16(math.MaxUint16 - i), Addresses: slices.Repeat([]string{"1111:1111:1111:1111:1111:1111:111.111.111.111"}, 4),

@@ -3,7 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
-	"slices"
+	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -20,6 +20,18 @@ type Session struct {
 	guest.Session
 	// Reason is why its sandbox stopped while the shell ran; set with guest.ProcessLost.
 	Reason StateReason `json:"reason,omitempty"`
+}
+
+var sessions = programs[Session]{func(sb *Sandbox) *[]Session { return &sb.Sessions }, maxSessions, maxEndedSessions}
+
+func (s Session) key() string                             { return s.ID }
+func (s Session) status() (guest.ProcessState, time.Time) { return s.State, s.StartedAt }
+func (s Session) current() bool                           { return s.State != guest.ProcessLost }
+
+func (s *Session) lose(reason StateReason) {
+	if s.State == guest.ProcessRunning {
+		s.State, s.Reason = guest.ProcessLost, reason
+	}
 }
 
 // SessionError: a sandbox does not have a session with that id, or the session has ended. It
@@ -43,10 +55,8 @@ func (e *SessionError) Unwrap() error { return ErrNotFound }
 
 // Session returns the session with that id, as last known. Errors: *SessionError.
 func (sb *Sandbox) Session(id string) (Session, error) {
-	for _, s := range sb.Sessions {
-		if s.ID == id {
-			return s, nil
-		}
+	if s, ok := find(sb.Sessions, id); ok {
+		return s, nil
 	}
 	return Session{}, &SessionError{Session: cutText(id, maxEventText)}
 }
@@ -100,7 +110,7 @@ func (m *Manager) CloseSession(ctx context.Context, id ID, session string) (Sess
 		return Session{}, err
 	}
 	if known.State == guest.ProcessLost || known.State == guest.ProcessExited && view.State == StateStopped {
-		b.forgetSession(known)
+		sessions.forget(b, known)
 		return known, nil
 	}
 	lease, err := m.Acquire(ctx, id, CauseSession)
@@ -116,7 +126,7 @@ func (m *Manager) CloseSession(ctx context.Context, id ID, session string) (Sess
 	default:
 		known.Session = s
 	}
-	b.forgetSession(known)
+	sessions.forget(b, known)
 	return known, nil
 }
 
@@ -141,31 +151,6 @@ func (m *Manager) onSession(ctx context.Context, id ID, session string, f func(*
 	return Session{Session: s}, err
 }
 
-// forgetSession forgets a closed session, unless another one has been opened with its id since.
-func (b *liveSandbox) forgetSession(closed Session) {
-	b.change(func(sb *Sandbox) {
-		if now, err := sb.Session(closed.ID); err == nil && !now.StartedAt.After(closed.StartedAt) {
-			sb.Sessions = withoutSession(sb.Sessions, closed.ID)
-		}
-	})
-	b.m.journal.dirty(b)
-}
-
-// forgetSessionsExcept forgets the sessions that the guest no longer knows. Those that were lost with
-// an earlier guest stay.
-func (b *liveSandbox) forgetSessionsExcept(ids []string) {
-	b.change(func(sb *Sandbox) {
-		sb.Sessions = slices.DeleteFunc(slices.Clone(sb.Sessions), func(s Session) bool {
-			return s.State != guest.ProcessLost && !slices.Contains(ids, s.ID)
-		})
-	})
-	b.m.journal.dirty(b)
-}
-
-func withoutSession(list []Session, id string) []Session {
-	return slices.DeleteFunc(slices.Clone(list), func(s Session) bool { return s.ID == id })
-}
-
 // shortenSession cuts every text of a session. The client has checked the others.
 func shortenSession(s guest.Session) guest.Session {
 	s.ID, s.Shell, s.Cwd = cutText(s.ID, maxKnownID), cutText(s.Shell, maxKnownID), cutText(s.Cwd, maxBriefText)
@@ -178,49 +163,5 @@ func shortenSession(s guest.Session) guest.Session {
 
 // noteSession stores a session as last known.
 func (b *liveSandbox) noteSession(s guest.Session) {
-	s = shortenSession(s)
-	b.change(func(sb *Sandbox) {
-		if old, err := sb.Session(s.ID); err == nil && isStale(s.StartedAt, s.State, old.StartedAt, old.State) {
-			return
-		}
-		list := withoutSession(sb.Sessions, s.ID)
-		if !s.Closed {
-			list = newestSessions(append(list, Session{Session: s}))
-		}
-		sb.Sessions = list
-	})
-	b.m.journal.dirty(b)
-}
-
-// newestSessions drops the oldest sessions beyond the bounds, first of those that have ended.
-func newestSessions(list []Session) []Session {
-	ended := 0
-	for _, s := range list {
-		if s.State == guest.ProcessExited {
-			ended++
-		}
-	}
-	surplus := len(list) - maxSessions
-	list = slices.DeleteFunc(list, func(s Session) bool {
-		if s.State == guest.ProcessRunning || surplus <= 0 && (s.State != guest.ProcessExited || ended <= maxEndedSessions) {
-			return false
-		}
-		if s.State == guest.ProcessExited {
-			ended--
-		}
-		surplus--
-		return true
-	})
-	return list[max(0, len(list)-maxSessions):]
-}
-
-// lostSessions are the sessions of a sandbox that has stopped: those whose shell ran are lost.
-func lostSessions(list []Session, reason StateReason) []Session {
-	list = slices.Clone(list)
-	for i := range list {
-		if list[i].State == guest.ProcessRunning {
-			list[i].State, list[i].Reason = guest.ProcessLost, reason
-		}
-	}
-	return list
+	sessions.note(b, Session{Session: shortenSession(s)}, s.Closed)
 }

@@ -263,8 +263,7 @@ func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReas
 // endRun notes that the container has ended: all that ran in it is lost, and its disk is to be
 // discarded unless it persists.
 func (sb *Sandbox) endRun(reason StateReason) {
-	sb.Processes, sb.Terminals = lost(sb.Processes), lostTerminals(sb.Terminals, reason)
-	sb.Sessions, sb.Contexts, sb.Listening = lostSessions(sb.Sessions, reason), lostContexts(sb.Contexts, reason, nil), nil
+	sb.losePrograms(reason)
 	sb.Rebase = sb.Rebase || sb.Persist == PersistNone
 }
 

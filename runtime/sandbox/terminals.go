@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -19,6 +19,19 @@ type Terminal struct {
 	guest.Terminal
 	// Reason is why its sandbox has stopped; empty for a terminal of its present run.
 	Reason StateReason `json:"reason,omitempty"`
+}
+
+var terminals = programs[Terminal]{func(sb *Sandbox) *[]Terminal { return &sb.Terminals }, maxTerminals, maxTerminals}
+
+func (t Terminal) key() string                             { return t.ID }
+func (t Terminal) status() (guest.ProcessState, time.Time) { return t.State, t.StartedAt }
+func (t Terminal) current() bool                           { return t.Reason == "" }
+
+func (t *Terminal) lose(reason StateReason) {
+	if t.State == guest.ProcessRunning {
+		t.State = guest.ProcessLost
+	}
+	t.Reason = cmp.Or(t.Reason, reason)
 }
 
 // TerminalError: a sandbox does not have a terminal with that id, or no longer since it has
@@ -39,10 +52,8 @@ func (e *TerminalError) Unwrap() error { return ErrNotFound }
 
 // Terminal returns the terminal with that id, as last known. Errors: *TerminalError.
 func (sb *Sandbox) Terminal(id string) (Terminal, error) {
-	for _, t := range sb.Terminals {
-		if t.ID == id {
-			return t, nil
-		}
+	if t, ok := find(sb.Terminals, id); ok {
+		return t, nil
 	}
 	return Terminal{}, &TerminalError{Terminal: cutText(id, maxEventText)}
 }
@@ -115,7 +126,7 @@ func (m *Manager) CloseTerminal(ctx context.Context, id ID, terminal string) (Te
 	case !missing: // otherwise it has ended meanwhile
 		return Terminal{}, err
 	}
-	b.forgetTerminal(known)
+	terminals.forget(b, known)
 	return known, nil
 }
 
@@ -142,7 +153,7 @@ func onTerminal[T any](ctx context.Context, m *Manager, id ID, terminal string, 
 	if isGuestError(err, guest.CodeNoTerminal) {
 		err = b.missingTerminal(terminal)
 		if now, _ := b.view.Load().Terminal(terminal); unknown == nil && now.Reason == "" {
-			b.forgetTerminal(known)
+			terminals.forget(b, known)
 		}
 	}
 	return result, err
@@ -154,31 +165,6 @@ func (b *liveSandbox) missingTerminal(id string) error {
 	return &TerminalError{Terminal: cutText(id, maxEventText), Reason: known.Reason}
 }
 
-// forgetTerminal forgets a closed terminal, unless another one has been opened with its id since.
-func (b *liveSandbox) forgetTerminal(closed Terminal) {
-	b.change(func(sb *Sandbox) {
-		if now, err := sb.Terminal(closed.ID); err == nil && !now.StartedAt.After(closed.StartedAt) {
-			sb.Terminals = withoutTerminal(sb.Terminals, closed.ID)
-		}
-	})
-	b.m.journal.dirty(b)
-}
-
-// forgetTerminalsExcept forgets the terminals that the guest no longer knows. Those that were lost
-// with an earlier guest stay.
-func (b *liveSandbox) forgetTerminalsExcept(ids []string) {
-	b.change(func(sb *Sandbox) {
-		sb.Terminals = slices.DeleteFunc(slices.Clone(sb.Terminals), func(t Terminal) bool {
-			return t.Reason == "" && !slices.Contains(ids, t.ID)
-		})
-	})
-	b.m.journal.dirty(b)
-}
-
-func withoutTerminal(list []Terminal, id string) []Terminal {
-	return slices.DeleteFunc(slices.Clone(list), func(t Terminal) bool { return t.ID == id })
-}
-
 // shortenTerminal cuts every text of a terminal. The client has checked the others.
 func shortenTerminal(t guest.Terminal) guest.Terminal {
 	t.ID, t.Command = cutText(t.ID, maxKnownID), cutText(t.Command, maxBriefText)
@@ -187,43 +173,5 @@ func shortenTerminal(t guest.Terminal) guest.Terminal {
 
 // noteTerminal stores a terminal as last known.
 func (b *liveSandbox) noteTerminal(t guest.Terminal) {
-	t = shortenTerminal(t)
-	b.change(func(sb *Sandbox) {
-		if old, err := sb.Terminal(t.ID); err == nil && isStale(t.StartedAt, t.State, old.StartedAt, old.State) {
-			return
-		}
-		list := withoutTerminal(sb.Terminals, t.ID)
-		if !t.Closed {
-			list = newestTerminals(append(list, Terminal{Terminal: t}))
-		}
-		sb.Terminals = list
-	})
-	b.m.journal.dirty(b)
-}
-
-// newestTerminals sorts terminals by their start and drops the oldest beyond maxTerminals, first of
-// those that have ended.
-func newestTerminals(list []Terminal) []Terminal {
-	slices.SortStableFunc(list, func(a, b Terminal) int { return a.StartedAt.Compare(b.StartedAt) })
-	surplus := len(list) - maxTerminals
-	list = slices.DeleteFunc(list, func(t Terminal) bool {
-		if surplus <= 0 || t.State == guest.ProcessRunning {
-			return false
-		}
-		surplus--
-		return true
-	})
-	return list[max(0, len(list)-maxTerminals):]
-}
-
-// lostTerminals are the terminals of a sandbox that has stopped.
-func lostTerminals(list []Terminal, reason StateReason) []Terminal {
-	list = slices.Clone(list)
-	for i := range list {
-		if list[i].State == guest.ProcessRunning {
-			list[i].State = guest.ProcessLost
-		}
-		list[i].Reason = cmp.Or(list[i].Reason, reason)
-	}
-	return list
+	terminals.note(b, Terminal{Terminal: shortenTerminal(t)}, t.Closed)
 }

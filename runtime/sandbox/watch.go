@@ -116,11 +116,11 @@ func (b *liveSandbox) onGuestEvent(ev guest.Event) {
 	case ev.Type == guest.EventTerminal && ev.Terminal != nil:
 		b.noteTerminal(*ev.Terminal)
 	case ev.Type == guest.EventTerminals:
-		b.forgetTerminalsExcept(ev.Terminals)
+		terminals.forgetExcept(b, ev.Terminals)
 	case ev.Type == guest.EventSession && ev.Session != nil:
 		b.noteSession(*ev.Session)
 	case ev.Type == guest.EventSessions:
-		b.forgetSessionsExcept(ev.Sessions)
+		sessions.forgetExcept(b, ev.Sessions)
 	case ev.Type == guest.EventPorts:
 		b.noteListening(ev.Ports)
 	case ev.Type == guest.EventHold:
