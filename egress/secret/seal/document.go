@@ -12,7 +12,8 @@ type Document struct {
 	Store      document.Store
 	Key        *Key
 	Kind, Name string
-	// Log receives a failure to seal the value with the new key.
+	// Log receives a failure to seal the value with the new key. docs/operations.md searches
+	// the log for "with an old key" before it removes one.
 	Log *slog.Logger
 }
 
@@ -29,7 +30,7 @@ func (d Document) Read(ctx context.Context) (value []byte, err error) {
 	})
 	if err == nil && old {
 		if err := d.Write(ctx, value); err != nil {
-			d.Log.Error("failed to seal value with the new key; keep the old one", "name", d.Name, "error", err)
+			d.Log.Error("failed to seal value again, which is sealed with an old key", "name", d.Name, "error", err)
 		}
 	}
 	return value, err

@@ -2,6 +2,7 @@ package seal
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 // keyOf returns a Key of keys that consist of one byte each.
@@ -90,6 +93,41 @@ func TestOldKeysOpenAndTheFirstSeals(t *testing.T) {
 	}
 	if !k.Old(before) || k.Old(after) || k.Old(nil) {
 		t.Errorf("old: %v, %v, %v; want only the old key's value to be old", k.Old(before), k.Old(after), k.Old(nil))
+	}
+}
+
+// readOnly holds one document and fails each write.
+type readOnly struct{ value []byte }
+
+func (readOnly) PutDocument(context.Context, string, string, []byte) error {
+	return errors.New("disk full")
+}
+
+func (readOnly) DeleteDocument(context.Context, string, string) error {
+	return errors.New("disk full")
+}
+
+func (d readOnly) Documents(_ context.Context, _ string, yield func(string, []byte) error) error {
+	return yield("ca", d.value)
+}
+
+func TestDocumentThatIsNotSealedAgainIsLoggedAsThePageSearches(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, search, _ := strings.Cut(string(page), "--grep '")
+	search, _, ok := strings.Cut(search, "'")
+	if !ok {
+		t.Fatal("docs/operations.md does not search the log before it removes a key")
+	}
+	log := testkit.NewLog(t)
+	d := Document{Store: readOnly{mustSeal(t, keyOf(t, 1), "ca", "plain")}, Key: keyOf(t, 2, 1), Kind: "ca", Name: "ca", Log: log.Logger()}
+	if value, err := d.Read(t.Context()); err != nil || string(value) != "plain" {
+		t.Errorf("got %q, %v", value, err)
+	}
+	if !log.Contains(search) {
+		t.Errorf("the log has no line with %q:\n%s", search, log)
 	}
 }
 
