@@ -129,7 +129,16 @@ func TestRequestsGoOnDuringReloads(t *testing.T) {
 func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
 	s := newSite(t)
 	_, address := s.sandbox(hello, sandbox.Port{})
+	page, err := os.ReadFile("../docs/reference/caddyfile.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, listed, _ := strings.Cut(string(page), "All options apply immediately except ")
+	listed, _, _ = strings.Cut(listed, ":")
 	for _, option := range []string{"token_file", "guest", "netns_helper", "disk_helper", "podman_socket", "cgroup"} {
+		if !strings.Contains(listed, "`"+option+"`") {
+			t.Errorf("docs/reference/caddyfile.md does not list %s", option)
+		}
 		err := s.load(option+" /elsewhere\nsleep_after 9m", "")
 		if err == nil || !strings.Contains(err.Error(), option+" cannot change from ") || !strings.Contains(err.Error(), "while the node runs: restart it") {
 			t.Fatalf("%s: the reload gave %v", option, err)
