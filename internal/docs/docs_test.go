@@ -224,3 +224,22 @@ func names(text, pattern string) (all []string) {
 	slices.Sort(all)
 	return slices.Compact(all)
 }
+
+// A table of docs/RATIONALE.md has the purpose of each module that the code imports.
+func TestRationaleHasEachDependency(t *testing.T) {
+	_, table, _ := strings.Cut(read(t, "docs/RATIONALE.md"), "\n## Dependencies\n")
+	required := 0
+	for line := range strings.Lines(read(t, "go.mod")) {
+		match := regexp.MustCompile(`^\t\S+?([\w-]+)(?:/v\d+)? v\S+\n$`).FindStringSubmatch(line)
+		if match == nil { // of another kind, or indirect
+			continue
+		}
+		required++
+		if !regexp.MustCompile(`\b` + match[1] + `\b`).MatchString(table) {
+			t.Errorf("docs/RATIONALE.md has no purpose of %s", strings.TrimSpace(line))
+		}
+	}
+	if required < 30 {
+		t.Errorf("found %d modules in go.mod, want 30 at least", required)
+	}
+}
