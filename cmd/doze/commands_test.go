@@ -36,6 +36,7 @@ import (
 	"github.com/doze-run/doze/runtime/jupyter/jupytertest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testterm"
 )
 
 func TestLifeOfASandbox(t *testing.T) {
@@ -1194,10 +1195,10 @@ func TestSessionsKeepTheirState(t *testing.T) {
 	if out := r.ok("session", "ls", "a"); !regexp.MustCompile(`(?m)^dev +(ba)?sh +\d+ +running +\d+s +/usr$`).MatchString(out) {
 		t.Errorf("listed %q", out)
 	}
-	term := newTerminal(t, 80, 24)
-	cmd := term.start(r, "shell", "--session", "dev", "a", "--", "pwd; echo from=$A; exit 4")
-	term.contains("/usr/lib\nfrom=2")
-	expectExit(t, cmd, 4)
+	term := testterm.New(t, 80, 24)
+	r.start(term, "shell", "--session", "dev", "a", "--", "pwd; echo from=$A; exit 4")
+	term.Shows("/usr/lib\nfrom=2")
+	term.ExpectExit(4)
 	r.refusedWith(exitExecFailed, "--web excludes", "shell", "--web", "--session", "dev", "a")
 	if got := r.doze("exec", "--session", "dev", "a", "-c", "exit 7"); got.code != 7 {
 		t.Errorf("exit code %d", got.code)
@@ -1315,14 +1316,11 @@ func TestCodeThatExceedsItsTimeoutFails(t *testing.T) {
 func TestExecOfAShellOnATerminal(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
-	term := newTerminal(t, 80, 24)
-	cmd := term.start(r, "exec", "a", "--", "sh")
-	term.await("the notice", func(s *screen) bool { return strings.Contains(s.String(), "sh has no terminal") })
-	term.press("echo $((6*7))\n")
-	term.await("the result", func(s *screen) bool { return strings.Contains(s.String(), "\n42") })
-	term.press("exit 5\n")
-	cmd.Wait()
-	if code := cmd.ProcessState.ExitCode(); code != 5 {
-		t.Errorf("exit code %d", code)
-	}
+	term := testterm.New(t, 80, 24)
+	r.start(term, "exec", "a", "--", "sh")
+	term.Shows("sh has no terminal")
+	term.Press("echo $((6*7))\n")
+	term.Shows("\n42")
+	term.Press("exit 5\n")
+	term.ExpectExit(5)
 }

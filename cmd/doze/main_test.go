@@ -23,6 +23,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testterm"
 )
 
 // mainEnv makes the test binary the program itself, for tests of exit codes,
@@ -157,6 +158,12 @@ func (r *rig) refusedWith(code int, words string, args ...string) {
 // program is the command line as a process of its own, which the test's end or
 // too long a time kills.
 func (r *rig) program(args ...string) *exec.Cmd { return r.programWithin(testkit.Patience, args...) }
+
+// start runs doze on a terminal.
+func (r *rig) start(term *testterm.Terminal, args ...string) {
+	r.t.Helper()
+	term.Start(r.program(args...))
+}
 
 func (r *rig) programWithin(limit time.Duration, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)

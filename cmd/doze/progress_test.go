@@ -8,48 +8,45 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/doze-run/doze/testkit/testterm"
 )
 
 func TestCreateShowsThePullOnATerminal(t *testing.T) {
 	r := newRig(t)
 	r.node.Engine.Pulls("layer 1 of 2")
 	release := r.node.Engine.Block("create") // after the pull
-	term := newTerminal(t, 80, 24)
-	cmd := term.start(r, "create", "shop", "--image", "base")
-	term.awaitText("it shows the pull", "pulling base: layer 1 of 2")
+	term := testterm.New(t, 80, 24)
+	r.start(term, "create", "shop", "--image", "base")
+	term.AwaitText("it shows the pull", "pulling base: layer 1 of 2")
 	release()
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
-	}
+	term.ExpectExit(0)
 	sb := r.ok("show", "shop", "--json")
 	id := strings.Split(strings.Split(sb, `"id": "`)[1], `"`)[0]
-	term.awaitText("the line made way", "shop  "+id+"  created, running")
-	term.expectRestored()
+	term.AwaitText("the line made way", "shop  "+id+"  created, running")
+	term.ExpectRestored()
 }
 
 func TestProgressOfAnEndedCommandIsWiped(t *testing.T) {
 	r := newRig(t)
 	r.node.Engine.Pulls("layer 1 of 2")
 	r.node.Engine.Block("create")
-	term := newTerminal(t, 80, 24)
-	cmd := term.start(r, "create", "shop")
-	term.awaitText("it shows the pull with the image", "pulling base: layer 1 of 2")
-	term.press("\x03") // the terminal makes a signal of it
-	cmd.Wait()
-	if code := cmd.ProcessState.ExitCode(); code != exitInterrupted {
-		t.Errorf("got exit code %d", code)
-	}
-	term.awaitText("nothing is left", "")
-	term.expectRestored()
+	term := testterm.New(t, 80, 24)
+	r.start(term, "create", "shop")
+	term.AwaitText("it shows the pull with the image", "pulling base: layer 1 of 2")
+	term.Press("\x03") // the terminal makes a signal of it
+	term.ExpectExit(exitInterrupted)
+	term.AwaitText("nothing is left", "")
+	term.ExpectRestored()
 }
 
 func TestLongProgressStaysOnOneLine(t *testing.T) {
 	r := newRig(t)
 	r.node.Engine.Pulls("layer " + strings.Repeat("1", 100))
 	defer r.node.Engine.Block("create")()
-	term := newTerminal(t, 30, 5)
-	term.start(r, "create", "shop", "--image", "base")
-	term.awaitText("it is cut", "pulling base: layer 111111111")
+	term := testterm.New(t, 30, 5)
+	r.start(term, "create", "shop", "--image", "base")
+	term.AwaitText("it is cut", "pulling base: layer 111111111")
 }
 
 func TestCopyShowsHowMuchItHasCopied(t *testing.T) {
@@ -71,16 +68,14 @@ func TestCopyShowsHowMuchItHasCopied(t *testing.T) {
 	if err := os.WriteFile(file, bytes.Repeat([]byte("x"), 32<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	term := newTerminal(t, 80, 24)
-	cmd := term.start(r, "cp", file, "a:/f")
+	term := testterm.New(t, 80, 24)
+	r.start(term, "cp", file, "a:/f")
 	<-arrived
-	term.await("it shows how much", func(s *screen) bool { return s.shows(`\Acopied [0-9.]+ [KM]iB\z`) })
+	term.Await("it shows how much", func(s testterm.Screen) bool { return s.Matches(`\Acopied [0-9.]+ [KM]iB\n\z`) })
 	close(goOn)
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
-	}
-	term.awaitText("one line summarizes the copy", "copied 32.0 MiB")
-	term.expectRestored()
+	term.ExpectExit(0)
+	term.AwaitText("one line summarizes the copy", "copied 32.0 MiB")
+	term.ExpectRestored()
 }
 
 func TestWithoutATerminalThereIsNoProgressAndNoEscapeSequence(t *testing.T) {
@@ -105,24 +100,20 @@ func TestSlowCommandsShowWhatTheyWaitFor(t *testing.T) {
 	for _, tt := range []struct {
 		command, blocks, waits, ends string
 	}{
-		{"stop", "stop", `\Ashop: stop… \d+s\z`, "shop  stopped"},
-		{"wake", "start", `\Ashop: wake… \d+s\z`, "shop  running"},
-		{"rm", "remove", `\Ashop: rm… \d+s\z`, "shop  destroyed"},
-		{"create", "create", `\Acreating shop… \d+s\z`, ""},
+		{"stop", "stop", `\Ashop: stop… \d+s\n\z`, "shop  stopped"},
+		{"wake", "start", `\Ashop: wake… \d+s\n\z`, "shop  running"},
+		{"rm", "remove", `\Ashop: rm… \d+s\n\z`, "shop  destroyed"},
+		{"create", "create", `\Acreating shop… \d+s\n\z`, `shop  \w+  created, running`},
 	} {
 		t.Run(tt.command, func(t *testing.T) {
 			release := r.node.Engine.Block(tt.blocks)
-			term := newTerminal(t, 80, 24)
-			cmd := term.start(r, tt.command, "shop")
-			term.await("it is shown", func(s *screen) bool { return s.shows(tt.waits) })
+			term := testterm.New(t, 80, 24)
+			r.start(term, tt.command, "shop")
+			term.Await("it is shown", func(s testterm.Screen) bool { return s.Matches(tt.waits) })
 			release()
-			if err := cmd.Wait(); err != nil {
-				t.Error(err)
-			}
-			term.await("the line made way", func(s *screen) bool {
-				return tt.ends != "" && s.String() == tt.ends || s.shows(`\Ashop  \w+  created, running\z`)
-			})
-			term.expectRestored()
+			term.ExpectExit(0)
+			term.Await("the line made way", func(s testterm.Screen) bool { return s.Matches(`\A` + tt.ends + `\n\z`) })
+			term.ExpectRestored()
 		})
 	}
 }
@@ -131,12 +122,9 @@ func TestTarAndTerminalsAreKeptApart(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
 	for args, want := range map[string]string{"cp - a:/tmp": "standard input is a terminal", "cp a:/tmp -": "standard output is a terminal"} {
-		term := newTerminal(t, 200, 24)
-		cmd := term.start(r, strings.Fields(args)...)
-		cmd.Wait()
-		if code := cmd.ProcessState.ExitCode(); code != exitFailed {
-			t.Errorf("doze %s: got exit code %d", args, code)
-		}
-		term.await("it shows the reason", func(s *screen) bool { return s.shows(`\Adoze: .*` + want) })
+		term := testterm.New(t, 200, 24)
+		r.start(term, strings.Fields(args)...)
+		term.ExpectExit(exitFailed)
+		term.Await("it shows the reason", func(s testterm.Screen) bool { return s.Matches(`\Adoze: .*` + want) })
 	}
 }

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"syscall"
@@ -15,24 +12,8 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testterm"
 )
-
-// contains waits until the screen contains a text.
-func (term *terminal) contains(text string) {
-	term.t.Helper()
-	term.await(text, func(s *screen) bool { return strings.Contains(s.String(), text) })
-}
-
-// expectExit waits for the end of a program.
-func expectExit(t *testing.T, cmd *exec.Cmd, want int) {
-	t.Helper()
-	err := cmd.Wait()
-	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
-		t.Fatal(err)
-	} else if ok && exit.ExitCode() != want || !ok && want != 0 {
-		t.Errorf("it ended with %v, want the exit code %d", err, want)
-	}
-}
 
 // shellRig is a rig with a sandbox, and a proxy before the node whose connections can be cut.
 type shellRig struct {
@@ -111,65 +92,63 @@ func (r *shellRig) terminals() []types.Terminal {
 
 func TestShellFeelsLocal(t *testing.T) {
 	r := newShellRig(t)
-	term := newTerminal(t, 80, 24)
-	cmd := term.start(r.rig, "shell", "shop", "--", "sh")
-	term.press("PS1='rea''dy> '; stty size\r")
-	term.contains("24 80")
-	term.contains("\nready>")
-	term.resize(100, 30)
-	term.press("while [ \"$(stty size)\" != '30 100' ]; do sleep 0.01; done; echo re''sized\r")
-	term.contains("resized")
-	term.press("sh -c 'echo be''gun; exec sleep 1000'\r")
-	term.contains("begun")
-	term.press("\x03")
-	term.press("echo co''de=$?\r")
-	term.contains("code=130")
-	term.press("read -r x; echo got=$x\ré→🌙 ~. \x16\x01 ~\r") // ~ means something at the beginning of a line only
-	term.contains("got=é→🌙 ~. ")
-	term.press("exit 7\r")
-	expectExit(t, cmd, 7)
-	if modes := term.modes(); modes != term.was {
-		t.Errorf("the terminal's modes are %+v, and were %+v", modes, term.was)
-	}
+	term := testterm.New(t, 80, 24)
+	r.start(term, "shell", "shop", "--", "sh")
+	term.Press("PS1='rea''dy> '; stty size\r")
+	term.Shows("24 80")
+	term.Shows("\nready>")
+	term.Resize(100, 30)
+	term.Press("while [ \"$(stty size)\" != '30 100' ]; do sleep 0.01; done; echo re''sized\r")
+	term.Shows("resized")
+	term.Press("sh -c 'echo be''gun; exec sleep 1000'\r")
+	term.Shows("begun")
+	term.Press("\x03")
+	term.Press("echo co''de=$?\r")
+	term.Shows("code=130")
+	term.Press("read -r x; echo got=$x\ré→🌙 ~. \x16\x01 ~\r") // ~ means something at the beginning of a line only
+	term.Shows("got=é→🌙 ~. ")
+	term.Press("exit 7\r")
+	term.ExpectExit(7)
+	term.ExpectModes()
 }
 
 func TestShellDisconnectsAndJoinsAgain(t *testing.T) {
 	r := newShellRig(t)
-	term := newTerminal(t, 120, 24)
-	cmd := term.start(r.rig, "shell", "--id", "main", "shop", "--", `echo up; read x; echo "got $x"; read x`)
-	term.contains("up")
-	term.press("~?")
-	term.contains("~?  list these")
-	term.press("~~half\r")
-	term.contains("got ~half")
-	term.press("~.")
-	expectExit(t, cmd, 0)
-	term.contains("doze shell --id main shop joins it again")
-	term.expectRestored()
+	term := testterm.New(t, 120, 24)
+	r.start(term, "shell", "--id", "main", "shop", "--", `echo up; read x; echo "got $x"; read x`)
+	term.Shows("up")
+	term.Press("~?")
+	term.Shows("~?  list these")
+	term.Press("~~half\r")
+	term.Shows("got ~half")
+	term.Press("~.")
+	term.ExpectExit(0)
+	term.Shows("doze shell --id main shop joins it again")
+	term.ExpectRestored()
 	if list := r.terminals(); len(list) != 1 || list[0].ID != "main" || list[0].State != types.ProcessStateRunning || list[0].Cols != 120 {
 		t.Errorf("listed %+v", list)
 	}
 	if out := r.ok("shell", "--list", "shop"); !strings.Contains(out, "main") || !strings.Contains(out, "120x24") || !strings.Contains(out, "running") {
 		t.Errorf("listed %s", out)
 	}
-	again := newTerminal(t, 80, 24)
-	cmd = again.start(r.rig, "shell", "--id", "main", "shop")
-	again.contains("got ~half")
+	again := testterm.New(t, 80, 24)
+	r.start(again, "shell", "--id", "main", "shop")
+	again.Shows("got ~half")
 	if out := r.ok("shell", "--close", "main", "shop"); !strings.HasPrefix(out, "main  exited") {
 		t.Errorf("close printed %q", out)
 	}
-	expectExit(t, cmd, 129)
-	again.expectRestored()
+	again.ExpectExit(129)
+	again.ExpectRestored()
 	r.refusedWith(exitExecFailed, "terminal_not_found: ", "shell", "--close", "main", "shop")
 }
 
 func TestShellOutlivesItsConnection(t *testing.T) {
 	r := newShellRig(t)
-	term := newTerminal(t, 80, 24)
-	cmd := term.start(r.rig, "shell", "shop", "--", "i=0; while read x; do echo line $((i=i+1)) $x; done")
+	term := testterm.New(t, 80, 24)
+	r.start(term, "shell", "shop", "--", "i=0; while read x; do echo line $((i=i+1)) $x; done")
 	for i, word := range []string{"one", "two", "three"} {
-		term.press(word + "\r")
-		term.contains(fmt.Sprintf("line %d %s", i+1, word))
+		term.Press(word + "\r")
+		term.Shows(fmt.Sprintf("line %d %s", i+1, word))
 		r.cut(false)
 		testkit.Eventually(t, "it has connected again", func() bool { // before, keys may be lost
 			r.mu.Lock()
@@ -178,16 +157,16 @@ func TestShellOutlivesItsConnection(t *testing.T) {
 		})
 	}
 	r.cut(true)
-	term.contains("the connection was lost; trying again")
-	term.press("four\r")
+	term.Shows("the connection was lost; trying again")
+	term.Press("four\r")
 	r.cut(false)
-	term.contains("line 4 four")
-	term.await("each line is there once", func(s *screen) bool {
+	term.Shows("line 4 four")
+	term.Await("each line is there once", func(s testterm.Screen) bool {
 		return strings.Count(s.String(), "line 1 one") == 1 && strings.Count(s.String(), "line 3 three") == 1
 	})
-	term.press("\x04")
-	expectExit(t, cmd, 0)
-	term.expectRestored()
+	term.Press("\x04")
+	term.ExpectExit(0)
+	term.ExpectRestored()
 }
 
 func TestShellRestoresTheTerminal(t *testing.T) {
@@ -195,46 +174,48 @@ func TestShellRestoresTheTerminal(t *testing.T) {
 	const fullScreen = `printf '\033[?1049h\033[?25lfull screen'; read x`
 	for _, tt := range []struct {
 		name string
-		end  func(*terminal, *os.Process)
+		end  func(*testterm.Terminal)
 		code int
 	}{
-		{"SIGTERM", func(_ *terminal, p *os.Process) { p.Signal(syscall.SIGTERM) }, exitInterrupted},
-		{"SIGHUP", func(_ *terminal, p *os.Process) { p.Signal(syscall.SIGHUP) }, 129},
-		{"escape", func(term *terminal, _ *os.Process) { term.press("\r~.") }, 0},
-		{"Ctrl-C without a connection", func(term *terminal, _ *os.Process) {
+		{"SIGTERM", func(term *testterm.Terminal) { term.Signal(syscall.SIGTERM) }, exitInterrupted},
+		{"SIGHUP", func(term *testterm.Terminal) { term.Signal(syscall.SIGHUP) }, 129},
+		{"escape", func(term *testterm.Terminal) { term.Press("\r~.") }, 0},
+		{"Ctrl-C without a connection", func(term *testterm.Terminal) {
 			r.cut(true)
-			term.contains("the connection was lost")
-			term.press("\x03")
+			term.Shows("the connection was lost")
+			term.Press("\x03")
 		}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			defer r.cut(false)
-			term := newTerminal(t, 120, 24)
-			cmd := term.start(r.rig, "shell", "shop", "--", fullScreen+"; read y")
-			term.await("the program has the screen", func(s *screen) bool { return s.other && s.hidden && strings.Contains(s.String(), "full screen") })
-			tt.end(term, cmd.Process)
-			expectExit(t, cmd, tt.code)
-			term.expectRestored()
+			term := testterm.New(t, 120, 24)
+			r.start(term, "shell", "shop", "--", fullScreen+"; read y")
+			term.Await("the program has the screen", func(s testterm.Screen) bool {
+				return s.Alternate && s.CursorHidden && strings.Contains(s.String(), "full screen")
+			})
+			tt.end(term)
+			term.ExpectExit(tt.code)
+			term.ExpectRestored()
 		})
 	}
 }
 
 func TestShellReportsALostTerminal(t *testing.T) {
 	r := newShellRig(t)
-	term := newTerminal(t, 150, 24)
-	cmd := term.start(r.rig, "shell", "shop", "--", "echo up; read x")
-	term.contains("up")
+	term := testterm.New(t, 150, 24)
+	r.start(term, "shell", "shop", "--", "echo up; read x")
+	term.Shows("up")
 	r.cut(true)
-	term.contains("the connection was lost")
+	term.Shows("the connection was lost")
 	r.mu.Lock()
 	r.down = false
 	r.mu.Unlock()
 	if _, err := r.node.Manager.Stop(t.Context(), sandbox.ID(decodeJSON[types.Sandbox](t, r.ok("show", "shop", "--json")).ID)); err != nil {
 		t.Fatal(err)
 	}
-	expectExit(t, cmd, exitExecFailed)
-	term.contains("terminal_lost: ")
-	term.expectRestored()
+	term.ExpectExit(exitExecFailed)
+	term.Shows("terminal_lost: ")
+	term.ExpectRestored()
 }
 
 func TestShellRefusesToStart(t *testing.T) {
@@ -244,12 +225,14 @@ func TestShellRefusesToStart(t *testing.T) {
 	r.refusedWith(exitExecFailed, "exclude each other", "shell", "--web", "shop", "--", "ls")
 	r.refusedWith(exitExecFailed, "exclude each other", "shell", "--list", "shop", "sh")
 	r.refusedWith(exitExecFailed, "put -- before a command", "shell", "shop", "htop", "-d", "5")
-	term := newTerminal(t, 120, 24)
-	expectExit(t, term.start(r.rig, "shell", "none"), exitExecFailed)
-	term.contains("doze: sandbox_not_found: ")
-	expectExit(t, term.start(r.rig, "shell", "shop", "--cwd", "/missing-folder"), exitExecFailed)
-	term.contains("doze: path_not_found: ")
-	term.expectRestored()
+	term := testterm.New(t, 120, 24)
+	r.start(term, "shell", "none")
+	term.ExpectExit(exitExecFailed)
+	term.Shows("doze: sandbox_not_found: ")
+	r.start(term, "shell", "shop", "--cwd", "/missing-folder")
+	term.ExpectExit(exitExecFailed)
+	term.Shows("doze: path_not_found: ")
+	term.ExpectRestored()
 }
 
 func TestKeyFilter(t *testing.T) {

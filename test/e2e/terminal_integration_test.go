@@ -10,133 +10,141 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/charmbracelet/x/vt"
-
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testterm"
 )
+
+// shell runs doze shell with these arguments on a terminal of 80 columns and 24 rows.
+func (n *node) shell(t *testing.T, args ...string) *testterm.Terminal {
+	t.Helper()
+	cmd := n.Command(append([]string{"shell"}, args...)...)
+	cmd.Env = append(cmd.Env, "TERM=xterm-256color")
+	term := testterm.New(t, 80, 24)
+	term.Start(cmd)
+	return term
+}
 
 func TestShellRunsProgramsOfTerminals(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	// open opens a shell with a short prompt.
-	open := func(t *testing.T) *screen {
+	open := func(t *testing.T) *testterm.Terminal {
 		s := n.shell(t, b.id, "--", "PS1='$ ' LC_ALL=C.UTF-8 bash --norc")
-		s.shows("$")
+		s.Shows("$")
 		return s
 	}
 
 	t.Run("vi", func(t *testing.T) {
 		s := open(t)
-		s.press("vi /tmp/poem\r")
-		s.shows("~\n~\n~")
-		s.press("ione\rtwo\rgrüße 世界 😀\x1b")
-		s.press("ggyyGp") // copies the first line after the last one
-		s.shows("one\ntwo\ngrüße 世界 😀\none\n~")
-		s.resize(100, 30)
-		s.await("25 lines after the text", func(text string) bool { return strings.Count(text, "\n~") == 25 })
-		s.press(":set lines? columns?\r") // prints both, and waits for a key
-		s.shows("lines=30", "columns=100")
-		s.press("\r:%s/two/2/\r:wq\r")
-		s.shows("$ vi /tmp/poem\n$") // its other screen is gone
+		s.Press("vi /tmp/poem\r")
+		s.Shows("~\n~\n~")
+		s.Press("ione\rtwo\rgrüße 世界 😀\x1b")
+		s.Press("ggyyGp") // copies the first line after the last one
+		s.Shows("one\ntwo\ngrüße 世界 😀\none\n~")
+		s.Resize(100, 30)
+		s.Await("25 lines after the text", func(screen testterm.Screen) bool { return strings.Count(screen.String(), "\n~") == 25 })
+		s.Press(":set lines? columns?\r") // prints both, and waits for a key
+		s.Shows("lines=30", "columns=100")
+		s.Press("\r:%s/two/2/\r:wq\r")
+		s.Shows("$ vi /tmp/poem\n$") // its other screen is gone
 		if got := b.exec("cat /tmp/poem"); got != "one\n2\ngrüße 世界 😀\none" {
 			t.Errorf("vi wrote %q", got)
 		}
-		s.press("exit\r")
-		s.expectExit(0)
+		s.Press("exit\r")
+		s.ExpectExit(0)
 	})
 
 	t.Run("less", func(t *testing.T) {
 		s := open(t)
-		s.press("seq 1000 | less\r")
-		s.shows("1\n2\n3\n", "\n23\n")
-		s.press(" ")
-		s.shows("24\n25\n", "\n46\n")
-		s.press("/77[7]\r")
-		s.await("the line that was found is first", func(text string) bool { return strings.HasPrefix(text, "777\n778\n") })
-		s.resize(40, 10)
-		s.await("nine lines", func(text string) bool {
-			return strings.HasPrefix(text, "777\n") && strings.Contains(text, "\n785\n") && !strings.Contains(text, "786")
+		s.Press("seq 1000 | less\r")
+		s.Shows("1\n2\n3\n", "\n23\n")
+		s.Press(" ")
+		s.Shows("24\n25\n", "\n46\n")
+		s.Press("/77[7]\r")
+		s.Await("the line that was found is first", func(screen testterm.Screen) bool { return strings.HasPrefix(screen.String(), "777\n778\n") })
+		s.Resize(40, 10)
+		s.Await("nine lines", func(screen testterm.Screen) bool {
+			return strings.HasPrefix(screen.String(), "777\n") && strings.Contains(screen.String(), "\n785\n") && !strings.Contains(screen.String(), "786")
 		})
-		s.press("G")
-		s.shows("\n1000\n")
-		s.press("q")
-		s.shows("$ seq 1000 | less\n$")
-		s.press("exit 3\r")
-		s.expectExit(3)
+		s.Press("G")
+		s.Shows("\n1000\n")
+		s.Press("q")
+		s.Shows("$ seq 1000 | less\n$")
+		s.Press("exit 3\r")
+		s.ExpectExit(3)
 	})
 
 	t.Run("htop", func(t *testing.T) {
 		s := open(t)
-		s.press("sleep 12345 &\r")
-		s.shows("[1]")
-		s.press("htop\r")
-		s.shows("Tasks:", "F10Quit", "sleep 12345")
-		s.resize(120, 40)
-		s.await("the keys are in the last row", func(text string) bool {
-			lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-			return len(lines) == 40 && strings.Contains(lines[39], "F10Quit")
+		s.Press("sleep 12345 &\r")
+		s.Shows("[1]")
+		s.Press("htop\r")
+		s.Shows("Tasks:", "F10Quit", "sleep 12345")
+		s.Resize(120, 40)
+		s.Await("the keys are in the last row", func(screen testterm.Screen) bool {
+			return strings.Contains(screen.Row(39), "F10Quit")
 		})
-		s.key(vt.KeyF5)
-		s.shows("└─")
-		s.press("q")
-		s.lacks("F10Quit")
-		s.press("kill %1; exit\r")
-		s.expectExit(0)
+		s.Key(testterm.KeyF5)
+		s.Shows("└─")
+		s.Press("q")
+		s.Lacks("F10Quit")
+		s.Press("kill %1; exit\r")
+		s.ExpectExit(0)
 	})
 
 	t.Run("Python", func(t *testing.T) {
 		s := open(t)
-		s.press("python3 -q\r")
-		s.shows(">>>")
-		s.press("for i in range(3): print('line', i)\r\r")
-		s.shows("\nline 0\nline 1\nline 2\n>>>")
-		s.press("import time; print('be' + 'gun'); time.sleep(1000)\r")
-		s.shows("\nbegun\n")
-		s.press("\x03")
-		s.shows("KeyboardInterrupt\n>>>")
-		s.press("print(6 7)")
+		s.Press("python3 -q\r")
+		s.Shows(">>>")
+		s.Press("for i in range(3): print('line', i)\r\r")
+		s.Shows("\nline 0\nline 1\nline 2\n>>>")
+		s.Press("import time; print('be' + 'gun'); time.sleep(1000)\r")
+		s.Shows("\nbegun\n")
+		s.Press("\x03")
+		s.Shows("KeyboardInterrupt\n>>>")
+		s.Press("print(6 7)")
 		for range 2 {
-			s.key(vt.KeyLeft)
+			s.Key(testterm.KeyLeft)
 		}
-		s.press("* \x05\r") // Ctrl-E moves to the end
-		s.shows("\n42\n>>>")
-		s.key(vt.KeyUp) // the last line from the history
-		s.press("\x7f + 1)\r")
-		s.shows("\n43\n>>>")
-		s.press("input('na' + 'me? ')\r")
-		s.shows("\nname?")
-		s.press("grüße\r")
-		s.shows("\nname? grüße\n'grüße'\n>>>")
-		s.press("exit(7)\r")
-		s.shows(">>> exit(7)\n$")
-		s.press("exit $?\r")
-		s.expectExit(7)
+		s.Press("* \x05\r") // Ctrl-E moves to the end
+		s.Shows("\n42\n>>>")
+		s.Key(testterm.KeyUp) // the last line from the history
+		s.Press("\x7f + 1)\r")
+		s.Shows("\n43\n>>>")
+		s.Press("input('na' + 'me? ')\r")
+		s.Shows("\nname?")
+		s.Press("grüße\r")
+		s.Shows("\nname? grüße\n'grüße'\n>>>")
+		s.Press("exit(7)\r")
+		s.Shows(">>> exit(7)\n$")
+		s.Press("exit $?\r")
+		s.ExpectExit(7)
 	})
 
 	t.Run("Jobs", func(t *testing.T) {
 		s := open(t)
-		s.press("sh -c 'echo be\"\"gun; exec sleep 1000'\r")
-		s.shows("\nbegun\n")
-		s.press("\x1a")
-		s.shows("[1]+  Stopped")
-		s.press("bg; jobs\r")
-		s.shows("[1]+  Running")
-		s.press("fg\r")
+		s.Press("sh -c 'echo be\"\"gun; exec sleep 1000'\r")
+		s.Shows("\nbegun\n")
+		s.Press("\x1a")
+		s.Shows("[1]+  Stopped")
+		s.Press("bg; jobs\r")
+		s.Shows("[1]+  Running")
+		s.Press("fg\r")
 		b.exec("until ps -C sleep -o stat= | grep -q '+'; do sleep 0.02; done") // it is in the foreground
-		s.press("\x03")
-		s.press("echo code=$?\r")
-		s.shows("\ncode=130\n")
-		s.press("jobs; echo job''less\r")
-		s.shows("$ jobs; echo job''less\njobless\n")
-		s.press("sh -c 'echo be\"\"gun; exec cat'\r")
-		s.await("the second program", func(text string) bool { return strings.Count(text, "\nbegun\n") == 2 })
-		s.press("typ\x7fed\r\x04") // the line discipline edits, and ends the input
-		s.shows("\ntyed\n$")
-		s.press("kill -KILL $$\r")
-		s.expectExit(137)
+		s.Press("\x03")
+		s.Press("echo code=$?\r")
+		s.Shows("\ncode=130\n")
+		s.Press("jobs; echo job''less\r")
+		s.Shows("$ jobs; echo job''less\njobless\n")
+		s.Press("sh -c 'echo be\"\"gun; exec cat'\r")
+		s.Await("the second program", func(screen testterm.Screen) bool { return strings.Count(screen.String(), "\nbegun\n") == 2 })
+		s.Press("typ\x7fed\r\x04") // the line discipline edits, and ends the input
+		s.Shows("\ntyed\n$")
+		s.Press("kill -KILL $$\r")
+		s.ExpectExit(137)
 	})
 }
 
@@ -146,32 +154,32 @@ func TestShellOutlivesTheNode(t *testing.T) {
 	b := n.newBox(t)
 	counter := n.shell(t, "--id", "counter", b.id, "--", `stty -echo; i=0; while read -r line && [ "$line" != end ]; do i=$((i+1)); echo "$i $line"; done; exit $i`)
 	editor := n.shell(t, b.id, "--", "vi /tmp/text")
-	counter.press("before\r")
-	counter.shows("1 before\n")
-	editor.press("ibefore\x1b:set ruler\r")
-	editor.shows("before\n~", "1,6")
+	counter.Press("before\r")
+	counter.Shows("1 before\n")
+	editor.Press("ibefore\x1b:set ruler\r")
+	editor.Shows("before\n~", "1,6")
 	for round := range 2 {
 		b.must(n.Kill())
-		counter.press(fmt.Sprintf("meanwhile%d\r", round)) // before and after it is known that the connection is lost
-		counter.await("the loss", func(text string) bool { return strings.Count(text, "trying again") == round+1 })
-		counter.press(fmt.Sprintf("offline%d\r", round))
-		editor.shows("trying again")
+		counter.Press(fmt.Sprintf("meanwhile%d\r", round)) // before and after it is known that the connection is lost
+		counter.Await("the loss", func(screen testterm.Screen) bool { return strings.Count(screen.String(), "trying again") == round+1 })
+		counter.Press(fmt.Sprintf("offline%d\r", round))
+		editor.Shows("trying again")
 		b.must(n.Start())
-		counter.shows(fmt.Sprintf("offline%d\n", round))
-		editor.lacks("trying again") // vi has drawn its screen again
-		editor.press("oafter\x1b")
-		editor.shows(strings.Repeat("after\n", round+1) + "~")
-		counter.press(fmt.Sprintf("after%d\r", round))
-		counter.shows(fmt.Sprintf("after%d\n", round))
+		counter.Shows(fmt.Sprintf("offline%d\n", round))
+		editor.Lacks("trying again") // vi has drawn its screen again
+		editor.Press("oafter\x1b")
+		editor.Shows(strings.Repeat("after\n", round+1) + "~")
+		counter.Press(fmt.Sprintf("after%d\r", round))
+		counter.Shows(fmt.Sprintf("after%d\n", round))
 	}
-	editor.press(":wq\r")
-	editor.expectExit(0)
+	editor.Press(":wq\r")
+	editor.ExpectExit(0)
 	if got := b.exec("cat /tmp/text"); got != "before\nafter\nafter" {
 		t.Errorf("vi wrote %q", got)
 	}
-	counter.press("end\r")
-	counter.await("the last line", func(text string) bool { return strings.Contains(text, "after1\n") })
-	lines := strings.Split(strings.TrimSpace(counter.content()), "\n")
+	counter.Press("end\r")
+	counter.Await("the last line", func(screen testterm.Screen) bool { return strings.Contains(screen.String(), "after1\n") })
+	lines := strings.Split(strings.TrimSpace(counter.Screen().String()), "\n")
 	// Keys may be lost that were typed before the loss of the connection was noticed.
 	counted := 0
 	for _, line := range lines {
@@ -182,9 +190,9 @@ func TestShellOutlivesTheNode(t *testing.T) {
 		}
 	}
 	if counted < 5 {
-		t.Errorf("the screen has only %d lines:\n%s", counted, counter.content())
+		t.Errorf("the screen has only %d lines:\n%s", counted, counter.Screen())
 	}
-	counter.expectExit(counted)
+	counter.ExpectExit(counted)
 }
 
 // TestShellThroughSleepAndStop: a session of vi sleeps, and a cold stop ends it.
@@ -192,28 +200,28 @@ func TestShellThroughSleepAndStop(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	s := n.shell(t, "--id", "main", b.id, "--", "vi /tmp/text")
-	s.press("ibefore\x1b")
-	s.shows("before\n~")
+	s.Press("ibefore\x1b")
+	s.Shows("before\n~")
 	b.sleep()
 	woke := len(b.events("woke"))
-	s.resize(100, 30) // does not wake it
+	s.Resize(100, 30) // does not wake it
 	if list, err := n.API.Terminals(testkit.Context(t), b.id); err != nil || len(list) != 1 || list[0].ID != "main" || list[0].State != types.ProcessStateRunning {
 		t.Errorf("terminals %+v, %v", list, err)
 	}
 	if state := b.state(); state != types.StateAsleep || len(b.events("woke")) != woke {
 		t.Errorf("a resized window made the sandbox %s", state)
 	}
-	s.press("oafter\x1b")
-	s.await("the text, in 30 rows", func(text string) bool {
-		return strings.HasPrefix(text, "before\nafter\n~\n") && strings.Count(text, "\n~") == 27
+	s.Press("oafter\x1b")
+	s.Await("the text, in 30 rows", func(screen testterm.Screen) bool {
+		return strings.HasPrefix(screen.String(), "before\nafter\n~\n") && strings.Count(screen.String(), "\n~") == 27
 	})
 	if events := b.events("woke"); len(events) != woke+1 || events[woke].Cause != types.CauseTerminal {
 		t.Errorf("typing woke the sandbox by %+v", events[woke:])
 	}
 
 	b.stop()
-	if code := s.exitCode(); code == 0 { // the program's, which is hung up, or that the terminal is lost
-		t.Errorf("doze shell ended with 0 when the sandbox stopped; the screen has\n%s", s.content())
+	if code := s.ExitCode(); code == 0 { // the program's, which is hung up, or that the terminal is lost
+		t.Errorf("doze shell ended with 0 when the sandbox stopped; the screen has\n%s", s.Screen())
 	}
 	list, err := n.API.Terminals(testkit.Context(t), b.id)
 	if err != nil || len(list) != 1 || list[0].State == types.ProcessStateRunning || list[0].Reason != "requested" {
@@ -231,8 +239,8 @@ func TestShellThroughSleepAndStop(t *testing.T) {
 		t.Error("the refused connection has started the sandbox")
 	}
 	again := n.shell(t, "--id", "main", b.id, "--", "echo n''ew; exit 4") // another terminal, by a cold wake
-	again.shows("new\n")
-	again.expectExit(4)
+	again.Shows("new\n")
+	again.ExpectExit(4)
 }
 
 // TestViewerThatNeverReads: it holds neither the program nor another viewer up, and uses little
