@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -95,16 +96,14 @@ func TestTimeoutKillsTheTreeAndIsReported(t *testing.T) {
 func alive(t *testing.T, pidFile string) bool {
 	t.Helper()
 	b, err := os.ReadFile(pidFile)
-	pid := strings.TrimSpace(string(b))
-	if err != nil || pid == "" {
-		t.Fatalf("no pid in %s: %q, %v", pidFile, b, err)
-	}
-	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {
-		return false
+		t.Fatal(err)
 	}
-	_, after, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(after, "Z") && !strings.HasPrefix(after, "X")
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Fatalf("no pid in %s: %q", pidFile, b)
+	}
+	return testkit.Alive(pid)
 }
 
 func TestExecStreamsWhileTheCommandRuns(t *testing.T) {

@@ -5,10 +5,13 @@ package testkit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +19,7 @@ import (
 )
 
 // Patience bounds every wait of a test. It only ends tests that would otherwise
-// hang, so it is far above what anything takes and says nothing about speed.
+// hang, so it is far longer than anything takes, and decides nothing about speed.
 const Patience = 2 * time.Minute
 
 // Main runs the tests of a package and fails if goroutines are left when they end.
@@ -106,6 +109,16 @@ func FreePort(t testing.TB) int {
 	}
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port
+}
+
+// Alive reports whether a process exists and is not a zombie.
+func Alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(after, "Z") && !strings.HasPrefix(after, "X")
 }
 
 // Body reads and closes the body of a response.

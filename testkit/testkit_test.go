@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -210,6 +211,23 @@ func TestLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wantFatal(t, run(func(t *fakeT) { testkit.NewLog(t).Await("missing") }), "missing")
 	})
+}
+
+func TestZombieIsNotAlive(t *testing.T) {
+	if !testkit.Alive(os.Getpid()) {
+		t.Error("the test itself is not alive")
+	}
+	cmd := exec.Command("true")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the process has ended", func() bool { return !testkit.Alive(cmd.Process.Pid) })
+	if err := cmd.Wait(); err != nil { // before this it was a zombie
+		t.Error(err)
+	}
+	if testkit.Alive(cmd.Process.Pid) {
+		t.Error("a process that is gone is alive")
+	}
 }
 
 func TestFreePort(t *testing.T) {

@@ -306,7 +306,7 @@ func (b *box) killFirst(n *node) {
 	pid := b.hostPID()
 	n.podman(b.t, "unshare", "kill", "-9", strconv.Itoa(pid))
 	// The others end after it, and may respond until then.
-	testkit.Eventually(b.t, "its processes are gone", func() bool { return !alive(pid) && len(b.hostPIDs()) == 0 })
+	testkit.Eventually(b.t, "its processes are gone", func() bool { return !testkit.Alive(pid) && len(b.hostPIDs()) == 0 })
 }
 
 func TestKilledPodmanServiceIsStartedAgain(t *testing.T) {
@@ -369,22 +369,12 @@ func (n *node) children() []int {
 	for _, task := range tasks {
 		text, _ := os.ReadFile(task)
 		for _, field := range strings.Fields(string(text)) {
-			if pid, err := strconv.Atoi(field); err == nil && alive(pid) {
+			if pid, err := strconv.Atoi(field); err == nil && testkit.Alive(pid) {
 				pids = append(pids, pid)
 			}
 		}
 	}
 	return pids
-}
-
-// alive reports whether a process exists and is not a zombie.
-func alive(pid int) bool {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	_, after, _ := strings.Cut(string(text), ") ")
-	return !strings.HasPrefix(after, "Z") && !strings.HasPrefix(after, "X")
 }
 
 // The kill comes when the container runs and its guest may be asked already to start
@@ -433,7 +423,7 @@ func TestDestructionDuringWhichPodmanIsKilledIsFinished(t *testing.T) {
 	testkit.Eventually(t, "it is finished", func() bool {
 		info, err := n.API.Node(testkit.Context(t))
 		b.must(err)
-		return len(info.PendingOperations) == 0 && !alive(first)
+		return len(info.PendingOperations) == 0 && !testkit.Alive(first)
 	})
 	if left := strings.TrimSpace(n.podman(t, "ps", "--all", "--quiet", "--filter", "name=doze-"+b.id)); left != "" {
 		t.Errorf("its container exists: %s", left)
