@@ -603,7 +603,7 @@ func TestTopOnce(t *testing.T) {
 	if !regexp.MustCompile(`(?m)^a +running +\d+s +- +1\.0 MiB +1 `).MatchString(out) || !strings.Contains(out, "1 running") {
 		t.Errorf("top printed %q", out)
 	}
-	decodeJSON[snapshot](t, r.ok("top", "--json"))
+	decodeJSON[reading](t, r.ok("top", "--json"))
 	r.misused("too short", "top", "--interval", "1ms")
 }
 

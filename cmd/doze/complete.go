@@ -44,9 +44,14 @@ func isPlain(name string) bool {
 }
 
 // choiceFlag adds a flag that has one of some values.
-func choiceFlag(cmd *cobra.Command, target *string, name, usage string, values ...string) {
+func choiceFlag[T ~string](cmd *cobra.Command, target *string, name, usage string, values []T) {
 	cmd.Flags().StringVar(target, name, "", usage)
-	cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(textsOf(values), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// textsOf returns the texts of values.
+func textsOf[T ~string](values []T) []string {
+	return texts(values, func(v T) string { return string(v) })
 }
 
 // sandboxNames lists the sandboxes that args do not name yet.

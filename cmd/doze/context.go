@@ -33,9 +33,9 @@ their first code.`,
   doze context rm shop analysis`,
 	}
 	cmd.AddCommand(a.createContextCommand(), a.listContextsCommand(),
-		a.onContextCommand("interrupt", "Interrupt the code that a context executes", "Interrupt the code that a context executes, as Ctrl-C does. The context goes on.", "interrupted", (*client.Client).InterruptContext),
-		a.onContextCommand("restart", "Start the interpreter of a context again", "Start the interpreter of a context again, without its state; also if it has ended.", "restarted", (*client.Client).RestartContext),
-		a.onContextCommand("rm", "Close a context", "Close a context: its interpreter ends, with all that it started.", "closed", (*client.Client).CloseContext))
+		partCommand(a, "interrupt SANDBOX CONTEXT", "Interrupt the code that a context executes", "Interrupt the code that a context executes, as Ctrl-C does. The context goes on.", "interrupted", contextIDs, (*client.Client).InterruptContext),
+		partCommand(a, "restart SANDBOX CONTEXT", "Start the interpreter of a context again", "Start the interpreter of a context again, without its state; also if it has ended.", "restarted", contextIDs, (*client.Client).RestartContext),
+		partCommand(a, "rm SANDBOX CONTEXT", "Close a context", "Close a context: its interpreter ends, with all that it started.", "closed", contextIDs, (*client.Client).CloseContext))
 	return cmd
 }
 
@@ -85,25 +85,10 @@ func (a *app) listContextsCommand() *cobra.Command {
 	}
 }
 
-// onContextCommand is a command that calls the node for a context.
-func (a *app) onContextCommand(name, short, long, done string, call func(*client.Client, context.Context, string, string) (types.Context, error)) *cobra.Command {
-	return &cobra.Command{
-		Use:               name + " SANDBOX CONTEXT",
-		Short:             short,
-		Long:              long,
-		Args:              wants(2, 2),
-		ValidArgsFunction: a.complete(contextIDs),
-		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			c, err := call(node, ctx, args[0], args[1])
-			return a.print(err, c, "%s  %s", c.ID, done)
-		}),
-	}
-}
-
 // sandboxAndLanguage lists sandboxes, and then languages.
 func sandboxAndLanguage(ctx context.Context, node *client.Client, args []string) []string {
 	if len(args) == 1 {
-		return texts(types.Language("").Values(), func(l types.Language) string { return string(l) })
+		return textsOf(types.Language("").Values())
 	}
 	return oneSandbox(ctx, node, args)
 }
@@ -159,7 +144,7 @@ its timeout.`,
 	flags.StringVar(&f.context, "context", "", "id of the context (default: the language's own)")
 	cmd.RegisterFlagCompletionFunc("context", a.complete(contextFlag))
 	flags.StringVarP(&f.language, "language", "l", "", "python (the default), javascript or typescript")
-	cmd.RegisterFlagCompletionFunc("language", cobra.FixedCompletions(texts(types.Language("").Values(), func(l types.Language) string { return string(l) }), cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("language", cobra.FixedCompletions(textsOf(types.Language("").Values()), cobra.ShellCompDirectiveNoFileComp))
 	flags.StringVarP(&f.file, "file", "f", "", "file with the code")
 	flags.StringVar(&f.save, "save", "", "folder to write values to that are files")
 	flags.DurationVar(&f.timeout, "timeout", 0, "time after which the code is interrupted (default never)")
@@ -190,7 +175,7 @@ func (a *app) code(ctx context.Context, node *client.Client, f codeFlags, args [
 			err = a.printJSON(result)
 		}
 		if err == nil && (result.Error != nil || result.TimedOut) {
-			err = exitCode(1)
+			err = exitCode(exitFailed)
 		}
 		return err
 	}
@@ -220,7 +205,7 @@ func (a *app) code(ctx context.Context, node *client.Client, f codeFlags, args [
 		fmt.Fprintln(a.err, "doze: the code was interrupted because it exceeded its timeout")
 	}
 	if failed || end.TimedOut {
-		return exitCode(1)
+		return exitCode(exitFailed)
 	}
 	return nil
 }

@@ -71,7 +71,7 @@ used unchanged. Without a name the node generates one.`,
 
 // persistFlag adds the flag for the state that a sleep keeps.
 func persistFlag(cmd *cobra.Command, target *string, usage string) {
-	choiceFlag(cmd, target, "persist", usage, texts(types.Persist("").Values(), func(p types.Persist) string { return string(p) })...)
+	choiceFlag(cmd, target, "persist", usage, types.Persist("").Values())
 }
 
 // optionalDuration is a flag that sets a field only if it is given.

@@ -62,8 +62,8 @@ With --proxy, print the flows of programs outside of sandboxes through the node'
 	f.BoolVarP(&follow, "follow", "f", false, "print new flows until the sandbox is destroyed, with --proxy until Ctrl-C")
 	f.IntVarP(&tail, "tail", "n", 0, "start with this many of the latest flows; 0 for all")
 	f.StringVar(&filter.Host, "host", "", "only flows to this host; *.example.com selects the hosts below example.com")
-	choiceFlag(cmd, (*string)(&filter.Verdict), "verdict", "only flows with this verdict: allow, deny, respond or error", "allow", "deny", "respond", "error")
-	choiceFlag(cmd, (*string)(&filter.Kind), "kind", "only dns, connection or request", "dns", "connection", "request")
+	choiceFlag(cmd, (*string)(&filter.Verdict), "verdict", "only flows with this verdict: allow, deny, respond or error", []types.Verdict{types.VerdictAllow, types.VerdictDeny, types.VerdictRespond, types.VerdictError})
+	choiceFlag(cmd, (*string)(&filter.Kind), "kind", "only dns, connection or request", types.FlowKind("").Values())
 	return cmd
 }
 

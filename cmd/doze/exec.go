@@ -79,7 +79,7 @@ Exit codes of doze itself:
 	flags.DurationVar(&f.timeout, "timeout", 0, "time after which it is killed with all its processes (default never)")
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run it in the background")
 	flags.StringVar(&f.Name, "name", "", "with -d: name of the process")
-	choiceFlag(cmd, (*string)(&f.Restart), "restart", "with -d: never, always (when it ends, and on a cold wake) or on_wake (on a cold wake)", "never", "always", "on_wake")
+	choiceFlag(cmd, (*string)(&f.Restart), "restart", "with -d: never, always (when it ends, and on a cold wake) or on_wake (on a cold wake)", types.Restart("").Values())
 	flags.StringVar(&f.ready, "ready", "", "with -d: wait for a condition such as port=3000; doze wait --help lists them")
 	flags.DurationVar(&f.readyTimeout, "ready-timeout", 0, "time that --ready waits, at most 1h (default 1m)")
 	flags.BoolVarP(&f.noStdin, "no-stdin", "n", false, "do not read standard input; the command's is empty")

@@ -295,18 +295,30 @@ func (a *app) gitCommitCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) gitPushCommand() *cobra.Command {
-	var req types.GitPushRequest
-	cmd := &cobra.Command{
-		Use:               "push SANDBOX DIR",
-		Short:             "Push a branch to the branch of the same name",
+// gitRemoteCommand is a command that works with a remote of the working tree DIR, and prints
+// the result.
+func gitRemoteCommand[T any](a *app, name, short string, run func(ctx context.Context, node *client.Client, sandbox, dir string) (T, error), print func(T, error) error) *cobra.Command {
+	return &cobra.Command{
+		Use:               name + " SANDBOX DIR",
+		Short:             short,
 		Args:              wants(2, 2),
 		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			req.Path = args[1]
-			done := a.waiting(fmt.Sprintf("%s: git push", args[0]))
-			result, err := node.GitPush(ctx, args[0], req)
+			done := a.waiting(args[0] + ": git " + name)
+			result, err := run(ctx, node, args[0], args[1])
 			done()
+			return print(result, err)
+		}),
+	}
+}
+
+func (a *app) gitPushCommand() *cobra.Command {
+	var req types.GitPushRequest
+	cmd := gitRemoteCommand(a, "push", "Push a branch to the branch of the same name",
+		func(ctx context.Context, node *client.Client, sandbox, dir string) (types.GitPushResult, error) {
+			req.Path = dir
+			return node.GitPush(ctx, sandbox, req)
+		}, func(result types.GitPushResult, err error) error {
 			if err != nil || a.json {
 				return a.print(err, result, "")
 			}
@@ -315,8 +327,7 @@ func (a *app) gitPushCommand() *cobra.Command {
 				t.row(result.Remote, ref.Ref, ref.Status, ref.Summary)
 			}
 			return t.flush()
-		}),
-	}
+		})
 	f := cmd.Flags()
 	f.StringVar(&req.Remote, "remote", "", "name of the remote (default origin)")
 	f.StringVarP(&req.Branch, "branch", "b", "", "branch to push (default the one that is checked out)")
@@ -328,19 +339,11 @@ func (a *app) gitPushCommand() *cobra.Command {
 
 func (a *app) gitPullCommand() *cobra.Command {
 	var req types.GitPullRequest
-	cmd := &cobra.Command{
-		Use:               "pull SANDBOX DIR",
-		Short:             "Fetch a branch and fast-forward to it",
-		Args:              wants(2, 2),
-		ValidArgsFunction: a.complete(oneSandbox),
-		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			req.Path = args[1]
-			done := a.waiting(fmt.Sprintf("%s: git pull", args[0]))
-			head, err := node.GitPull(ctx, args[0], req)
-			done()
-			return a.printHead(head, err)
-		}),
-	}
+	cmd := gitRemoteCommand(a, "pull", "Fetch a branch and fast-forward to it",
+		func(ctx context.Context, node *client.Client, sandbox, dir string) (types.GitHead, error) {
+			req.Path = dir
+			return node.GitPull(ctx, sandbox, req)
+		}, a.printHead)
 	f := cmd.Flags()
 	f.StringVar(&req.Remote, "remote", "", "name of the remote (default the upstream's)")
 	f.StringVarP(&req.Branch, "branch", "b", "", "with --remote: the remote's branch (default the upstream)")

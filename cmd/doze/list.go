@@ -36,13 +36,14 @@ func (a *app) listCommand() *cobra.Command {
 			return a.printSandboxes(sandboxes)
 		}),
 	}
-	choiceFlag(cmd, (*string)(&filter.State), "state", "list only sandboxes in this state: "+strings.Join(states, ", "), states...)
+	choiceFlag(cmd, (*string)(&filter.State), "state", "list only sandboxes in this state: "+strings.Join(textsOf(states), ", "), states)
 	cmd.Flags().StringArrayVar(&filter.Labels, "label", nil, "list only sandboxes with this label, as KEY=VALUE; may be repeated")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	return cmd
 }
 
-var states = []string{string(types.StateStarting), string(types.StateRunning), string(types.StateAsleep), string(types.StateStopped)}
+// states that a sandbox in a list may have.
+var states = []types.State{types.StateStarting, types.StateRunning, types.StateAsleep, types.StateStopped}
 
 func (a *app) printSandboxes(sandboxes []types.Sandbox) error {
 	heads := []any{"NAME", "STATE", "SINCE", "IMAGE", "SIZE", "PORTS", "ACTIVE", "CREATED"}

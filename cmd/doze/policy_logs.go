@@ -37,7 +37,7 @@ latest 1,000 lines until it restarts.`,
 	f := cmd.Flags()
 	f.BoolVarP(&follow, "follow", "f", false, "print new lines until the policy is deleted")
 	f.IntVarP(&tail, "tail", "n", 0, "start with this many of the latest lines; 0 for all")
-	choiceFlag(cmd, &level, "level", "only lines of this level and above: debug, info, warn or error", "debug", "info", "warn", "error")
+	choiceFlag(cmd, &level, "level", "only lines of this level and above: debug, info, warn or error", types.LogLevel("").Values())
 	return cmd
 }
 

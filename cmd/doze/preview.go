@@ -56,11 +56,11 @@ access changes.`,
 		}),
 	}
 	f := cmd.Flags()
-	choiceFlag(cmd, (*string)(&req.Access), "access", "token (the URL has a secret, the default) or public", "token", "public")
-	choiceFlag(cmd, (*string)(&req.Wake), "wake", "any (every request), navigation (a page that is open does not start a stopped sandbox, the default) or never (410 while it does not run)", "any", "navigation", "never")
-	choiceFlag(cmd, (*string)(&req.HostHeader), "host-header", "auto (the server sees the preview's host unless it rejects that, the default), rewrite (localhost:PORT) or preserve", "auto", "rewrite", "preserve")
-	choiceFlag(cmd, (*string)(&req.Protocol), "protocol", "auto (HTTP/1.1, and HTTP/2 without TLS for gRPC, the default), http1 or h2c", "auto", "http1", "h2c")
-	choiceFlag(cmd, (*string)(&req.WebSocket), "websocket", "sleep (a silent WebSocket lets the sandbox sleep, the default) or keep_awake", "sleep", "keep_awake")
+	choiceFlag(cmd, (*string)(&req.Access), "access", "token (the URL has a secret, the default) or public", types.Access("").Values())
+	choiceFlag(cmd, (*string)(&req.Wake), "wake", "any (every request), navigation (a page that is open does not start a stopped sandbox, the default) or never (410 while it does not run)", types.WakeMode("").Values())
+	choiceFlag(cmd, (*string)(&req.HostHeader), "host-header", "auto (the server sees the preview's host unless it rejects that, the default), rewrite (localhost:PORT) or preserve", types.HostHeader("").Values())
+	choiceFlag(cmd, (*string)(&req.Protocol), "protocol", "auto (HTTP/1.1, and HTTP/2 without TLS for gRPC, the default), http1 or h2c", types.Protocol("").Values())
+	choiceFlag(cmd, (*string)(&req.WebSocket), "websocket", "sleep (a silent WebSocket lets the sandbox sleep, the default) or keep_awake", types.WebSocketMode("").Values())
 	f.DurationVar(&wait, "wait-timeout", 0, "time to wait for a server to listen on the port, at most 5m; wakes the sandbox")
 	f.BoolVar(&remove, "remove", false, "remove the preview; its URL is never reused")
 	return cmd

@@ -31,7 +31,7 @@ func TestTables(t *testing.T) {
 		Usage: &types.Usage{CPUSeconds: 75.5, MemoryBytes: 150 << 20}, LastActiveAt: before(3 * time.Minute),
 		Ports: []types.Port{port, open}, Processes: []types.Process{web, done}}
 	bare := types.Sandbox{ID: "aaaaaaaaaaaa", Name: "a-longer-name", Image: "node", Size: "lite", State: "running", Persist: types.PersistMemory, StateSince: before(10 * time.Second), CreatedAt: before(10 * time.Second)}
-	snap := snapshot{Sandboxes: []types.Sandbox{bare, shop}, Node: types.Node{ID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
+	got := reading{Sandboxes: []types.Sandbox{bare, shop}, Node: types.Node{ID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
 		Engine: types.EngineStatus{OK: true}, Sandboxes: map[types.State]int{"asleep": 1, "running": 1}, Leases: 2}}
 	events := []types.Event{
 		{Type: "image_pull_progress", Time: at, Progress: "layer 3 of 7"},
@@ -65,7 +65,7 @@ func TestTables(t *testing.T) {
 	golden(t, "ls", printed(func(a *app) error { return a.printSandboxes([]types.Sandbox{shop, bare}) }))
 	golden(t, "show", printed(func(a *app) error { return a.printSandbox(shop) }))
 	golden(t, "top", printed(func(a *app) error {
-		return (&top{node: api}).draw(context.Background(), a.out, snap, 1)
+		return (&top{node: api}).draw(context.Background(), a.out, got, 1)
 	}))
 	golden(t, "ps", r.ok("ps", "shop"))
 	golden(t, "events", r.ok("events", "shop"))

@@ -55,7 +55,7 @@ sandbox's. With --default inherit, the preceding rules decide.`,
 	}
 	cmd.Flags().StringVar(&file, "set", "", "replace the rules by the rules in this file; - for standard input")
 	cmd.Flags().BoolVar(&node, "node", false, "print the rules of the node")
-	choiceFlag(cmd, &def, "default", "set the verdict of requests that match no rule: inherit or deny", "inherit", "deny")
+	choiceFlag(cmd, &def, "default", "set the verdict of requests that match no rule: inherit or deny", []types.RuleDefault{types.RuleDefaultInherit, types.RuleDefaultDeny})
 	cmd.MarkFlagFilename("set", "json")
 	return cmd
 }

@@ -21,7 +21,9 @@ They sleep with their sandbox, and end when it stops.`,
   doze exec --session dev shop -c 'echo $NODE_ENV; pwd'
   doze session rm shop dev`,
 	}
-	cmd.AddCommand(a.createSessionCommand(), a.listSessionsCommand(), a.interruptSessionCommand(), a.removeSessionCommand())
+	cmd.AddCommand(a.createSessionCommand(), a.listSessionsCommand(),
+		partCommand(a, "interrupt SANDBOX SESSION", "Interrupt the command that a session runs", "Interrupt the command that a session runs, as Ctrl-C does. The session goes on.", "interrupted", sessionIDs, (*client.Client).InterruptSession),
+		partCommand(a, "rm SANDBOX SESSION", "Close a session", "Close a session: its shell ends, with all that it started.", "closed", sessionIDs, (*client.Client).CloseSession))
 	return cmd
 }
 
@@ -70,30 +72,18 @@ func (a *app) listSessionsCommand() *cobra.Command {
 	}
 }
 
-func (a *app) interruptSessionCommand() *cobra.Command {
+// partCommand is a command that calls the node for a part of a sandbox, such as a session, and
+// prints the id of the part and what is done.
+func partCommand[T any](a *app, use, short, long, done string, list lister, call func(node *client.Client, ctx context.Context, sandbox, id string) (T, error)) *cobra.Command {
 	return &cobra.Command{
-		Use:               "interrupt SANDBOX SESSION",
-		Short:             "Interrupt the command that a session runs",
-		Long:              "Interrupt the command that a session runs, as Ctrl-C does. The session goes on.",
+		Use:               use,
+		Short:             short,
+		Long:              long,
 		Args:              wants(2, 2),
-		ValidArgsFunction: a.complete(sessionIDs),
+		ValidArgsFunction: a.complete(list),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			s, err := node.InterruptSession(ctx, args[0], args[1])
-			return a.print(err, s, "%s  interrupted", s.ID)
-		}),
-	}
-}
-
-func (a *app) removeSessionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:               "rm SANDBOX SESSION",
-		Short:             "Close a session",
-		Long:              "Close a session: its shell ends, with all that it started.",
-		Args:              wants(2, 2),
-		ValidArgsFunction: a.complete(sessionIDs),
-		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			s, err := node.CloseSession(ctx, args[0], args[1])
-			return a.print(err, s, "%s  closed", s.ID)
+			part, err := call(node, ctx, args[0], args[1])
+			return a.print(err, part, "%s  %s", args[1], done)
 		}),
 	}
 }

@@ -96,25 +96,25 @@ func (t *top) usage(sb types.Sandbox) (cpu, memory string) {
 	return cpu, memory
 }
 
-// snapshot is one look.
-type snapshot struct {
+// reading is what the node reports at one moment.
+type reading struct {
 	Node      types.Node      `json:"node"`
 	Sandboxes []types.Sandbox `json:"sandboxes"`
 }
 
-func (t *top) poll(ctx context.Context) (snapshot, error) {
+func (t *top) poll(ctx context.Context) (reading, error) {
 	node, err := t.node.Node(ctx)
 	if err != nil {
-		return snapshot{}, err
+		return reading{}, err
 	}
 	sandboxes, err := t.node.List(ctx, client.Filter{Usage: true})
 	if err != nil {
-		return snapshot{}, err
+		return reading{}, err
 	}
 	slices.SortStableFunc(sandboxes, func(x, y types.Sandbox) int {
 		return cmp.Or(rank(x.State)-rank(y.State), y.LastActiveAt.Compare(x.LastActiveAt))
 	})
-	return snapshot{node, sandboxes}, nil
+	return reading{node, sandboxes}, nil
 }
 
 // rank puts what uses most above.
@@ -125,34 +125,34 @@ func rank(state types.State) int {
 }
 
 func (t *top) once(ctx context.Context, a *app) error {
-	snap, err := t.poll(ctx)
+	got, err := t.poll(ctx)
 	if err != nil {
 		return err
 	}
 	if a.json {
-		return a.printJSON(snap)
+		return a.printJSON(got)
 	}
-	return t.draw(ctx, a.out, snap, len(snap.Sandboxes))
+	return t.draw(ctx, a.out, got, len(got.Sandboxes))
 }
 
 // draw writes the table with at most that many sandboxes.
-func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) error {
-	t.sample(snap.Sandboxes)
+func (t *top) draw(ctx context.Context, w io.Writer, got reading, rows int) error {
+	t.sample(got.Sandboxes)
 	engine := "engine ok"
-	if !snap.Node.Engine.OK {
-		engine = "engine: " + snap.Node.Engine.Error
+	if !got.Node.Engine.OK {
+		engine = "engine: " + got.Node.Engine.Error
 	}
 	var counts []string
 	for _, state := range states {
-		if n := snap.Node.Sandboxes[types.State(state)]; n > 0 {
+		if n := got.Node.Sandboxes[state]; n > 0 {
 			counts = append(counts, fmt.Sprintf("%d %s", n, state))
 		}
 	}
-	fmt.Fprintln(w, clean(fmt.Sprintf("node %s, up %s, %s. In use: %d, waiting: %d. %s", snap.Node.ID, ago(snap.Node.StartedAt), engine,
-		snap.Node.Leases, snap.Node.Waiters, cmp.Or(strings.Join(counts, ", "), "-"))))
+	fmt.Fprintln(w, clean(fmt.Sprintf("node %s, up %s, %s. In use: %d, waiting: %d. %s", got.Node.ID, ago(got.Node.StartedAt), engine,
+		got.Node.Leases, got.Node.Waiters, cmp.Or(strings.Join(counts, ", "), "-"))))
 	fmt.Fprintln(w)
 	table := newTable(w, "NAME", "STATE", "FOR", "CPU", "MEMORY", "WAKES", "ACTIVE", "PORTS", "SIZE", "IMAGE")
-	for _, sb := range snap.Sandboxes[:min(rows, len(snap.Sandboxes))] {
+	for _, sb := range got.Sandboxes[:min(rows, len(got.Sandboxes))] {
 		cpu, memory := t.usage(sb)
 		ports := cmp.Or(strings.Join(portNumbers(sb.Ports), ","), "-")
 		table.row(sb.Name, sb.State, ago(sb.StateSince), cpu, memory, t.countWakes(ctx, sb), ago(sb.LastActiveAt), ports, sb.Size, sb.Image)
@@ -160,7 +160,7 @@ func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) er
 	if err := table.flush(); err != nil {
 		return err
 	}
-	if more := len(snap.Sandboxes) - rows; more > 0 {
+	if more := len(got.Sandboxes) - rows; more > 0 {
 		fmt.Fprintf(w, "… and %d more\n", more)
 	}
 	return nil
@@ -237,11 +237,11 @@ func (t *top) text(ctx context.Context, screen *os.File) ([]byte, error) {
 	const otherLines = 5 // all but sandboxes
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
-	snap, err := t.poll(ctx)
+	got, err := t.poll(ctx)
 	var text bytes.Buffer
 	if err == nil {
 		_, height := sizeOf(screen)
-		err = t.draw(ctx, &text, snap, max(1, height-otherLines))
+		err = t.draw(ctx, &text, got, max(1, height-otherLines))
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("the node did not respond within %s", pollTimeout)
@@ -274,7 +274,7 @@ func endOnKey(keyboard io.Reader, end func()) {
 		if _, err := keyboard.Read(key); err != nil {
 			return
 		}
-		if key[0] == 'q' || key[0] == 3 {
+		if key[0] == 'q' || key[0] == ctrlC {
 			end()
 			return
 		}

@@ -69,7 +69,7 @@ func update(ctx context.Context, node *client.Client, sandbox string, req types.
 		if sb, err = node.Update(ctx, sandbox, req); err != nil {
 			return sb, err
 		}
-		sandbox = string(sb.ID) // not the name, which may have changed
+		sandbox = sb.ID // not the name, which may have changed
 	}
 	if len(env) == 0 {
 		return sb, nil
