@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -203,4 +204,12 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	got = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d`).ReplaceAllString(got, "YYYY-MM-DD hh:mm:ss")
 	testkit.Golden(t, filepath.Join("testdata", name+".golden"), []byte(got))
+}
+
+// fakeNode is a rig with another node than the real one.
+func fakeNode(t *testing.T, answer http.HandlerFunc) *rig {
+	t.Helper()
+	node := httptest.NewServer(answer)
+	t.Cleanup(node.Close)
+	return &rig{t: t, server: node, env: map[string]string{"DOZE_API": node.URL, "DOZE_TOKEN": "x", "DOZE_HOME": t.TempDir()}}
 }
