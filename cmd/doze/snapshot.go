@@ -3,13 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
-	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) snapshotCommand() *cobra.Command {
@@ -69,14 +68,14 @@ func (a *app) listSnapshotsCommand() *cobra.Command {
 			}
 			heads := []any{"ID", "NAME", "SANDBOX", "TAKEN", "SIZE", "FROZEN"}
 			return printTable(a, "snapshots", snapshots, heads, func(s types.Snapshot) []any {
-				size, frozen := "-", "-"
+				bytes, frozen := "-", "-"
 				if s.SizeBytes > 0 {
-					size = humanize.IBytes(uint64(s.SizeBytes))
+					bytes = size(s.SizeBytes)
 				}
 				if s.FrozenMS > 0 {
-					frozen = (time.Duration(s.FrozenMS*1000) * time.Microsecond).Round(time.Millisecond).String()
+					frozen = milliseconds(s.FrozenMS)
 				}
-				return []any{s.ID, cmp.Or(s.Name, "-"), s.SandboxName, ago(s.CreatedAt), size, frozen}
+				return []any{s.ID, cmp.Or(s.Name, "-"), s.SandboxName, ago(s.CreatedAt), bytes, frozen}
 			})
 		}),
 	}
@@ -90,8 +89,7 @@ func (a *app) removeSnapshotCommand() *cobra.Command {
 		Args:              wants(1, -1),
 		ValidArgsFunction: a.complete(snapshotNames),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, snapshot string) error {
-			err := node.DeleteSnapshot(ctx, snapshot)
-			return a.print(err, map[string]string{"deleted": snapshot}, "%s  deleted", snapshot)
+			return a.printGone(node.DeleteSnapshot(ctx, snapshot), snapshot, "deleted")
 		}),
 	}
 }
@@ -133,9 +131,9 @@ Name each, or give their number with --count. They have no ports and no egress r
 		Args:              wants(1, -1),
 		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			req := types.ForkRequest{Count: count, Names: args[1:]}
-			if len(req.Names) > 0 {
-				req.Count = len(req.Names)
+			req := types.ForkRequest{Count: cmp.Or(count, len(args)-1, 1), Names: args[1:]}
+			if len(req.Names) > 0 && req.Count != len(req.Names) {
+				return usage.Errorf("--count %d is not the number of names; omit it", count)
 			}
 			done := a.waiting("forking " + args[0])
 			forks, err := node.Fork(ctx, args[0], req)
@@ -147,17 +145,12 @@ Name each, or give their number with --count. They have no ports and no egress r
 			return printTable(a, "sandboxes", forks, heads, func(sb types.Sandbox) []any { return []any{sb.Name, sb.ID, sb.State} })
 		}),
 	}
-	cmd.Flags().IntVarP(&count, "count", "n", 1, "number of forks, if they are not named")
+	cmd.Flags().IntVarP(&count, "count", "n", 0, "number of forks, if they are not named (default 1)")
 	return cmd
 }
 
 // snapshotNames lists snapshots by name, or by id if they have none.
 func snapshotNames(ctx context.Context, node *client.Client, _ []string) []string {
 	snapshots, _ := node.Snapshots(ctx, "")
-	return texts(snapshots, func(s types.Snapshot) string {
-		if s.Name != "" {
-			return s.Name
-		}
-		return s.ID
-	})
+	return texts(snapshots, func(s types.Snapshot) string { return cmp.Or(s.Name, s.ID) })
 }
