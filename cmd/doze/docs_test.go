@@ -121,3 +121,19 @@ func writeFlags(page *strings.Builder, flags *pflag.FlagSet) {
 		head = ""
 	})
 }
+
+// The page that doze policy test --help names has the fields of tests.
+func TestHelpNamesThePageOfTests(t *testing.T) {
+	help := (&app{}).policyTestCommand().Long
+	named := regexp.MustCompile(`(docs/\S+\.md) has the format`).FindStringSubmatch(help)
+	if named == nil {
+		t.Fatal("the help names no page")
+	}
+	page, err := os.ReadFile(filepath.Join("..", "..", named[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(page), "| `want` |") {
+		t.Errorf("%s does not have the fields of tests", named[1])
+	}
+}

@@ -31,7 +31,7 @@ func (a *app) policyTestCommand() *cobra.Command {
 Nothing leaves this machine.
 
 With one argument, FILE contains tests: requests with their expected results. It prints a
-line for each test, and exits with 1 if one fails. docs/egress.md has the format.
+line for each test, and exits with 1 if one fails. docs/policies.md has the format.
 
 With two, it runs a recorded request through one policy, and prints what would be sent,
 with its time and memory. MODULE is a .wasm file, or the name of a policy
