@@ -3,12 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/http"
-	"path/filepath"
 	"time"
 
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/test/testnode"
 )
 
 const (
@@ -19,7 +17,7 @@ const (
 // measureFleet: what the life of a node costs with many sandboxes that run.
 // docs/RATIONALE.md derives the bars.
 func measureFleet(ctx context.Context, b *bench) ([]row, error) {
-	none, err := goroutines(ctx, b.node.Home)
+	none, err := goroutines(ctx, b.node.Node)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +49,7 @@ func measureFleet(ctx context.Context, b *bench) ([]row, error) {
 			return nil, fmt.Errorf("doze ls: %w", err)
 		}
 		list = append(list, times.median())
-		have, err := goroutines(ctx, b.node.Home)
+		have, err := goroutines(ctx, b.node.Node)
 		if err != nil {
 			return nil, err
 		}
@@ -89,22 +87,13 @@ func (b *bench) awaitRunning(ctx context.Context, count int) error {
 }
 
 // goroutines of the node, by its admin socket.
-func goroutines(ctx context.Context, home string) (n int, err error) {
-	t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(home, "admin.sock"))
-	}}
-	defer t.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/debug/pprof/goroutine?debug=1", nil)
+func goroutines(ctx context.Context, node *testnode.Node) (n int, err error) {
+	profile, err := node.Admin(ctx, "/debug/pprof/goroutine?debug=1")
 	if err != nil {
 		return 0, err
 	}
-	resp, err := (&http.Client{Transport: t}).Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	if _, err := fmt.Fscanf(resp.Body, "goroutine profile: total %d", &n); err != nil {
-		return 0, fmt.Errorf("count goroutines: %s: %w", resp.Status, err)
+	if _, err := fmt.Sscanf(profile, "goroutine profile: total %d", &n); err != nil {
+		return 0, fmt.Errorf("count goroutines: %w", err)
 	}
 	return n, nil
 }

@@ -144,7 +144,7 @@ func (s *soak) run(ctx context.Context, count int, duration time.Duration) error
 
 // held counts what the node has.
 func (s *soak) held(ctx context.Context) (h held, err error) {
-	if h.goroutines, err = goroutines(ctx, s.node.Home); err != nil {
+	if h.goroutines, err = goroutines(ctx, s.node.Node); err != nil {
 		return h, err
 	}
 	descriptors, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.node.PID()))

@@ -3,15 +3,12 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -126,19 +123,11 @@ func (n *node) do(t *testing.T, method, path, contentType string, body io.Reader
 // admin reads from the node's admin socket.
 func (n *node) admin(t *testing.T, path string) string {
 	t.Helper()
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(n.Home, "admin.sock"))
-	}}
-	resp, err := (&http.Client{Transport: transport, Timeout: testkit.Patience}).Get("http://localhost" + path)
+	text, err := n.Admin(testkit.Context(t), path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("%s: %s, %v", path, resp.Status, err)
-	}
-	return string(text)
+	return text
 }
 
 // metric adds up the series of a metric whose text contains every part.

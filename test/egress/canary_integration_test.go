@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -200,22 +199,8 @@ func (n *node) searchAPI(ctx context.Context) error {
 		}
 		errs = append(errs, err, n.canary.search("the response of "+path, strings.NewReader(text)))
 	}
-	metrics := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(n.Home, "admin.sock"))
-		},
-	}}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/metrics", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := metrics.Do(r)
-	if err != nil {
-		return errors.Join(append(errs, err)...)
-	}
-	defer resp.Body.Close()
-	return errors.Join(append(errs, n.canary.search("the metrics", resp.Body))...)
+	metrics, err := n.Admin(ctx, "/metrics")
+	return errors.Join(append(errs, err, n.canary.search("the metrics", strings.NewReader(metrics)))...)
 }
 
 // searchBox searches the responses about a sandbox that is about to be destroyed, and

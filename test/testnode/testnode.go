@@ -224,7 +224,7 @@ func (n *Node) responds() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_, err := n.API.Node(ctx)
+	_, err = n.API.Node(ctx)
 	return err
 }
 
@@ -326,6 +326,28 @@ func (n *Node) deleteSnapshots() error {
 			return fmt.Errorf("snapshots of node %s are left: %w", info.ID, ctx.Err())
 		}
 	}
+}
+
+// Admin returns the response to a GET from the node's admin socket. Another status than 200 is
+// an error.
+func (n *Node) Admin(ctx context.Context, path string) (string, error) {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(n.Home, "admin.sock"))
+	}}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s from the admin socket: %s", path, resp.Status)
+	}
+	return string(text), err
 }
 
 // FreePort returns a port of the loopback on which nothing listens.
