@@ -3,18 +3,11 @@
 package egress
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -22,12 +15,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/doze-run/doze/egress/rule/preset"
 	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testca"
 )
 
 // servers are what the names under .test lead to, on the loopback: HTTPS on port
@@ -63,10 +56,11 @@ type seen struct {
 
 func startServers() (*servers, error) {
 	s := &servers{}
-	certificate, err := s.certificate()
+	certificate, ca, err := testca.New(append(presetHosts(), "*.test", "*.pass.test", "*.look.test", "*.old.test")...)
 	if err != nil {
 		return nil, err
 	}
+	s.ca = ca
 	quiet := log.New(io.Discard, "", 0)
 	s.https = &http.Server{Handler: s.routes(), ErrorLog: quiet, TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}}}
 	s.http = &http.Server{Handler: s.routes(), ErrorLog: quiet}
@@ -99,8 +93,8 @@ func (s *servers) close() {
 	os.RemoveAll(s.repositories)
 }
 
-// resolve returns the lines of the Caddyfile that make names lead here, including all
-// presets too: no test reaches the services.
+// resolve returns the lines of the Caddyfile that make names lead here, including the names
+// of all presets: no test reaches the services.
 func (s *servers) resolve() []string {
 	lines := []string{
 		fmt.Sprintf("resolve *.test %s", s.tlsAddr),
@@ -124,37 +118,6 @@ func presetHosts() []string {
 	}
 	slices.Sort(hosts)
 	return slices.Compact(hosts)
-}
-
-// certificate makes an authority and a certificate for all names below .test that
-// tests use.
-func (s *servers) certificate() (tls.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	authority := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "upstream of the tests"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	root, err := x509.CreateCertificate(rand.Reader, authority, authority, &key.PublicKey, key)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	// As parsed it has a key identifier, without which Python trusts no chain.
-	if authority, err = x509.ParseCertificate(root); err != nil {
-		return tls.Certificate{}, err
-	}
-	s.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: root})
-	leaf := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "servers of the tests"},
-		NotBefore: authority.NotBefore, NotAfter: authority.NotAfter,
-		DNSNames: append(presetHosts(), "*.test", "*.pass.test", "*.look.test", "*.old.test"),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, leaf, authority, &key.PublicKey, key)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
 
 func (s *servers) routes() http.Handler {
