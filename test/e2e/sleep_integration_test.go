@@ -41,7 +41,6 @@ func (b *box) echo(conn *websocket.Conn, text string) {
 	}
 }
 
-// patch changes a sandbox by the API.
 func TestSleepingGuestIsSmall(t *testing.T) {
 	b := commonNode(t).newBox(t)
 	b.exec("true")
@@ -81,6 +80,7 @@ func TestGuestIsSmallAfterItsUse(t *testing.T) {
 	}
 }
 
+// patch changes a sandbox by the API.
 func (b *box) patch(body string) {
 	b.t.Helper()
 	if status, text := b.node.do(b.t, "PATCH", "/sandbox/"+b.id, "application/json", strings.NewReader(body)); status != http.StatusOK {
@@ -89,6 +89,7 @@ func (b *box) patch(body string) {
 }
 
 func TestIdleSandboxFallsAsleepAndStops(t *testing.T) {
+	t.Parallel() // it mostly waits
 	b := commonNode(t).newWebBox(t)
 	b.patch(`{"sleep_after":"1s"}`)
 	b.awaitState(types.StateAsleep)
@@ -105,6 +106,7 @@ func TestIdleSandboxFallsAsleepAndStops(t *testing.T) {
 // A sandbox whose memory does not persist stops, and one whose disk does not has the files of its
 // image again. In both cases a visitor wakes it.
 func TestSleepKeepsWhatPersists(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := commonNode(t)
 	for persist, want := range map[types.Persist]string{types.PersistDisk: "kept", types.PersistNone: "gone"} {
 		t.Run(string(persist), func(t *testing.T) {
@@ -137,6 +139,7 @@ func TestSleepKeepsWhatPersists(t *testing.T) {
 }
 
 func TestSilentWebSocketSurvivesSleep(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := commonNode(t)
 	b := n.newWebBox(t, sleepAfter(time.Second))
 	conn := b.dialWebSocket(n.browser(t, "h1"))
@@ -154,6 +157,7 @@ func TestSilentWebSocketSurvivesSleep(t *testing.T) {
 }
 
 func TestWebSocketMayHoldItAwake(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := commonNode(t)
 	b := n.newBox(t, sleepAfter(time.Second))
 	b.serve(types.ExposePortRequest{WebSocket: "keep_awake"})
@@ -165,9 +169,11 @@ func TestWebSocketMayHoldItAwake(t *testing.T) {
 }
 
 func TestStreamKeepsItAwakeAsLongAsItLasts(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := commonNode(t)
 	for _, proto := range []string{"h2", "h1"} {
 		t.Run(proto, func(t *testing.T) {
+			t.Parallel()
 			b := n.newWebBox(t, sleepAfter(time.Second))
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
@@ -194,9 +200,11 @@ func TestStreamKeepsItAwakeAsLongAsItLasts(t *testing.T) {
 }
 
 func TestSilentStreamSurvivesSleep(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := commonNode(t)
 	for _, proto := range []string{"h2", "h1"} {
 		t.Run(proto, func(t *testing.T) {
+			t.Parallel()
 			b := n.newWebBox(t, sleepAfter(time.Second))
 			c := n.browser(t, proto)
 			req, err := http.NewRequestWithContext(testkit.Context(t), "GET", b.url+"/events", nil)
@@ -226,9 +234,11 @@ func TestSilentStreamSurvivesSleep(t *testing.T) {
 
 // A visitor who stops reading, as one does whose player is paused.
 func TestStalledDownloadSurvivesSleep(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := commonNode(t)
 	for _, proto := range []string{"h2", "h1"} {
 		t.Run(proto, func(t *testing.T) {
+			t.Parallel()
 			b := n.newWebBox(t, sleepAfter(time.Second))
 			const size = 64 << 20 // more than all buffers on the way
 			req, err := http.NewRequestWithContext(testkit.Context(t), "GET", fmt.Sprintf("%s/zeros?n=%d", b.url, size), nil)
@@ -259,6 +269,7 @@ func (b *box) outlast() {
 }
 
 func TestLongRequestIsNotCutBySleep(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := commonNode(t)
 	b := n.newWebBox(t, sleepAfter(time.Second))
 	c := n.browser(t, "h2")
@@ -281,6 +292,7 @@ func TestLongRequestIsNotCutBySleep(t *testing.T) {
 }
 
 func TestRunningCommandKeepsItAwake(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := commonNode(t)
 	b := n.newBox(t, sleepAfter(time.Second))
 	b.exec("mkfifo /tmp/begun /tmp/go")
@@ -304,6 +316,7 @@ func TestRunningCommandKeepsItAwake(t *testing.T) {
 }
 
 func TestHoldFromInsideKeepsItAwake(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := commonNode(t)
 	b := n.newBox(t)
 	b.exec("/.doze/bin/doze-guest hold 10m")

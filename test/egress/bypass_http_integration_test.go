@@ -4,27 +4,43 @@ package egress
 
 import (
 	"strings"
+	"sync"
 	"testing"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/testkit"
 )
 
-// speak sends bytes as they are, over TLS to hosts of *.look.test and without
-// elsewhere, and returns what came back.
-func (b *box) speak(host, bytes string) string {
+// speak sends requests as they are, each on a connection of its own: over TLS to hosts of
+// *.look.test and without elsewhere. It returns the responses by the names of the requests.
+func (b *box) speak(host string, requests map[string]string) map[string]string {
 	b.t.Helper()
 	argv := []string{"python3", "/tmp/say.py", "tcp", host, "80"}
 	if strings.HasSuffix(host, ".look.test") {
 		argv = []string{"python3", "/tmp/say.py", "tls", host, "443", host}
 	}
-	r, err := b.node.API.Exec(testkit.Context(b.t), b.id, client.ExecRequest{Command: types.Command{Argv: argv}, Stdin: []byte(bytes)})
-	if err != nil {
+	ctx := testkit.Context(b.t)
+	var speaking errgroup.Group
+	speaking.SetLimit(8) // each waits most of the time, for more of the response
+	var mu sync.Mutex
+	responses := map[string]string{}
+	for name, request := range requests {
+		speaking.Go(func() error {
+			r, err := b.node.API.Exec(ctx, b.id, client.ExecRequest{Command: types.Command{Argv: argv}, Stdin: []byte(request)})
+			mu.Lock()
+			defer mu.Unlock()
+			b.checked(strings.Join(argv, " "), r)
+			responses[name] = r.Stdout + r.Stderr
+			return err
+		})
+	}
+	if err := speaking.Wait(); err != nil {
 		b.t.Fatal(err)
 	}
-	b.checked(strings.Join(argv, " "), r)
-	return r.Stdout + r.Stderr
+	return responses
 }
 
 // Requests that servers understand in several ways: a rule that denies a path
@@ -38,7 +54,7 @@ func TestRequestsAreNotSmuggledPastARule(t *testing.T) {
 			return "POST / HTTP/1.1\r\nHost: " + host + "\r\n" + strings.Join(lines, "\r\n") + "\r\n\r\n"
 		}
 		second := "GET /forbidden HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n\r\n"
-		for name, request := range map[string]string{
+		for name, got := range b.speak(host, map[string]string{
 			"CL and TE":              head("Content-Length: 4", "Transfer-Encoding: chunked") + "0\r\n\r\n" + second,
 			"TE and CL":              head("Transfer-Encoding: chunked", "Content-Length: 6") + "0\r\n\r\n" + second,
 			"TE that is none":        head("Content-Length: 5", "Transfer-Encoding: xchunked") + "0\r\n\r\n" + second,
@@ -63,8 +79,8 @@ func TestRequestsAreNotSmuggledPastARule(t *testing.T) {
 			"two slashes":            "GET //forbidden HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n\r\n",
 			"a method of its own":    "get /forbidden HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n\r\n",
 			"overridden":             "POST / HTTP/1.1\r\nHost: " + host + "\r\nX-HTTP-Method-Override: GET\r\nX-Original-URL: /forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-		} {
-			if got := b.speak(host, request); strings.Contains(got, "TimeoutError") {
+		}) {
+			if strings.Contains(got, "TimeoutError") {
 				t.Errorf("%s to %s: %s", name, host, got)
 			}
 		}
@@ -87,7 +103,7 @@ func TestHostIsNotAProxy(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t).canSay()
 	for _, host := range []string{"proxy.look.test", "proxy.plain.test"} {
-		for _, c := range []struct{ name, request, status, reason string }{
+		cases := []struct{ name, request, status, reason string }{
 			{"absolute", "GET http://hidden.plain.test/ HTTP/1.1\r\nHost: " + host, "421", "the connection is to " + host},
 			{"absolute of another Host", "GET http://hidden.plain.test/ HTTP/1.1\r\nHost: hidden.plain.test", "421", "the connection is to " + host},
 			{"another scheme", "GET gopher://" + host + "/ HTTP/1.1\r\nHost: " + host, "421", "the connection is to " + host},
@@ -97,8 +113,14 @@ func TestHostIsNotAProxy(t *testing.T) {
 			{"upgrade in addition to WebSocket", "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: Upgrade\r\nUpgrade: websocket, tunnel", "403", "only WebSocket"},
 			{"no Host", "GET / HTTP/1.1\r\nX: y", "400", "missing required Host header"},
 			{"user in Host", "GET / HTTP/1.1\r\nHost: " + host + "@hidden.plain.test", "4", ""},
-		} {
-			got := b.speak(host, c.request+"\r\n\r\n")
+		}
+		requests := map[string]string{}
+		for _, c := range cases {
+			requests[c.name] = c.request + "\r\n\r\n"
+		}
+		responses := b.speak(host, requests)
+		for _, c := range cases {
+			got := responses[c.name]
 			if status, _ := strings.CutPrefix(got, "HTTP/1.1 "); !strings.HasPrefix(status, c.status) || !strings.Contains(got, c.reason) {
 				t.Errorf("%s to %s: %s", c.name, host, got)
 			}
