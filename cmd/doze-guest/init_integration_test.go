@@ -28,7 +28,7 @@ import (
 const (
 	runDirVariable = "DOZE_TEST_RUN_DIR"
 	rootVariable   = "DOZE_TEST_ROOT" // to be the root folder, with folders proc and small (1 MiB) and a file bound (a mount); empty: none
-	askVariable    = "DOZE_TEST_ASK"  // a guest's socket to say hello to, and no more
+	askVariable    = "DOZE_TEST_ASK"  // a guest's socket to send one request to
 )
 
 func asInit() {
@@ -150,7 +150,7 @@ func TestInitReapsOrphansAndLosesNoExitCode(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	testkit.Eventually(t, "no zombie is left", func() bool { return strings.TrimSpace(sh(t, c, countZombies)) == "0" })
+	testkit.Eventually(t, "no zombies are left", func() bool { return sh(t, c, countZombies) == "0\n" })
 }
 
 func TestInitSurvivesSignalsFromInside(t *testing.T) {
@@ -235,13 +235,8 @@ func TestInitEndsEverythingOnTerm(t *testing.T) {
 	if err != nil || *last.Process.ExitCode != 0 || last.Process.RestartCount != 0 {
 		t.Errorf("the process ended as %+v, %v", last.Process, err)
 	}
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Errorf("the guest ended with %v", err)
-		}
-	case <-time.After(30 * time.Second):
-		t.Fatal("the guest did not end")
+	if err := testkit.Receive(t, "the end of the guest", ended); err != nil {
+		t.Errorf("the guest ended with %v", err)
 	}
 	if b, err := os.ReadFile(dir + "/graceful"); err != nil || string(b) != "ended\n" {
 		t.Errorf("the process was not asked: %q, %v", b, err)
@@ -255,16 +250,11 @@ func TestInitKillsWhatResistsTerm(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Errorf("the guest ended with %v", err)
-		}
-		if took := time.Since(began); took < 4*time.Second {
-			t.Errorf("it got only %s to end by itself", took)
-		}
-	case <-time.After(30 * time.Second):
-		t.Fatal("the guest did not end")
+	if err := testkit.Receive(t, "the end of the guest", ended); err != nil {
+		t.Errorf("the guest ended with %v", err)
+	}
+	if took := time.Since(began); took < 4*time.Second {
+		t.Errorf("it got only %s to end by itself", took)
 	}
 }
 
@@ -274,9 +264,8 @@ func TestForkBombIsKilled(t *testing.T) {
 	if err != nil || !out.Result.TimedOut {
 		t.Fatalf("%+v, %v", out, err)
 	}
-	testkit.Eventually(t, "its processes are gone", func() bool {
-		left := sh(t, c, `cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -c 'sleep 1000 ' || true`)
-		return strings.TrimSpace(left) == "1" // the counting shell has the words in its own command line
+	testkit.Eventually(t, "only the shell that counts has the words in its command line", func() bool {
+		return sh(t, c, `cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -c 'sleep 1000 ' || true`) == "1\n"
 	})
 }
 
