@@ -130,6 +130,7 @@ func TestRulesForProseApplyToEveryKindOfText(t *testing.T) {
 		"item of a document": {"a.md", "- it ends\n  at once\n\n    and more\n"},
 		"shell comment":      {"packaging/x", "#!/bin/bash\n# It ends\n# at once.\n"},
 		"shell output":       {"packaging/x", "#!/bin/bash\nif x; then echo 'it ends at once'; fi\n"},
+		"shell function":     {"packaging/x", "#!/bin/bash\nsay 'it ends at once'\n"},
 		"make help":          {"Makefile", "x: y ## it ends at once\n"},
 		"caddyfile":          {"packaging/Caddyfile.production", "{\n\t# It ends at once.\n}\n"},
 		"unit":               {"packaging/x.service", "[Unit]\n# It ends at once.\n"},

@@ -202,7 +202,7 @@ func shellComment(line string) (text string, ok bool) {
 }
 
 var (
-	printed     = regexp.MustCompile(`(?:^|[\s;&|(@{])(?:echo|printf|die|fail)\s`)
+	printed     = regexp.MustCompile(`(?:^|[\s;&|(@{])(?:echo|printf|die|fail|say|holds)\s`)
 	shellString = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|'[^']*'`)
 )
 
