@@ -15,6 +15,10 @@ MEMORY := $(shell git ls-files '*_memory_test.go' | xargs -rn1 dirname | sort -u
 # The packages with tests that generate parts of documents.
 DOCUMENTED := $(shell git grep -l 'testkit\.Generated' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 RUN ?= .
+# The names of the integration tests. The other tests of their packages are unit tests.
+INTEGRATION_RUN = ^(${shell grep -rlE '^//go:build .*integration' --include='*_test.go' . | xargs sed -nE 's/^func (Test[A-Za-z0-9_]+)\(.*/\1/p' | paste -sd '|'})$$
+# As the programs are compiled, so that whatever else compiles their packages finds them in the cache.
+COMPILE := -trimpath -buildvcs=false -tags "$(TAGS)"
 
 # The policies that doze ships, which go into the node as WebAssembly.
 POLICIES := $(patsubst policies/%/main.go,%,$(wildcard policies/*/main.go))
@@ -45,7 +49,7 @@ down: ## end that node; its sandboxes sleep
 logs: ## the node's log
 	@packaging/node logs
 
-clean: ## end the node, remove its sandboxes and all its data, and bin/; images stay
+clean: ## end the node, remove its sandboxes, snapshots and all its data, and bin/; images stay
 	@packaging/node clean
 	@rm -rf bin policies/builtin/modules/*.wasm*
 
@@ -55,8 +59,8 @@ doctor: build ## check this host and the running node; each finding has its reme
 
 build: policies ## the programs: bin/doze, bin/doze-node, bin/doze-guest, bin/doze-netns and bin/doze-disk
 	@mkdir -p bin
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" \
-		-ldflags "-s -w -X main.buildVersion=$(VERSION) -X $(VERSION_PACKAGE).release=$(VERSION)" -o bin/ ./cmd/...
+	CGO_ENABLED=0 go build $(COMPILE) -ldflags "-s -w -X main.buildVersion=$(VERSION) -X $(VERSION_PACKAGE).release=$(VERSION)" \
+		-o bin/ ./cmd/doze ./cmd/doze-node ./cmd/doze-netns ./cmd/doze-disk
 	@# The guest speaks HTTP/1.1 alone: without HTTP/2 each sandbox uses 80 KB less.
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS) nethttpomithttp2" -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/ ./cmd/doze-guest
 
@@ -81,14 +85,14 @@ bench: build setup ## the figures that a node must reach, and its peers': BENCH=
 	@packaging/host/setup --with-peers || echo 'bench: peers are missing; their rows report that'
 	@packaging/host/as-root images/build base python
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
+	CGO_ENABLED=0 go build $(COMPILE) -o $(TEST_HOME)/bin/bench ./test/bench
 	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
 
 soak: build setup ## build the image full and check it; work on a node for DURATION (15m) and report resources that it does not release
 	@packaging/host/as-root images/build base full
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
-	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
+	CGO_ENABLED=0 go build $(COMPILE) -o $(TEST_HOME)/bin/bench ./test/bench
 	$(ENTER) -- $(TEST_HOME)/bin/bench soak -bin $(TEST_HOME)/bin -duration $(or $(DURATION),15m) $(SOAK)
 
 tags: ## the build tags, for GOFLAGS
@@ -97,7 +101,7 @@ tags: ## the build tags, for GOFLAGS
 check: prose ## gofmt, go vet, the language, and the client for other systems
 	@unformatted=$$(git ls-files -z --cached --others --exclude-standard -- '*.go' | xargs -0 gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
-	go vet -tags "integration clients $(TAGS)" ./...
+	CGO_ENABLED=0 go vet -trimpath -buildvcs=false -tags "integration clients $(TAGS)" ./...
 	GOOS=wasip1 GOARCH=wasm go vet ./policies/sdk/internal/abi
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
 	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
@@ -106,7 +110,7 @@ openapi: ## docs/openapi.json, after a change of the API
 	go test -count=1 -run TestDocumentIsCommitted -tags "$(TAGS)" ./api -update
 
 prose: ## the language of code and documents; CONTRIBUTING.md has the rules
-	go run ./internal/prose
+	CGO_ENABLED=0 go run $(COMPILE) ./internal/prose
 
 docs: ## the generated parts of documents, which tests compare with the code
 	go test -count=1 -run '^TestReference' -tags "$(TAGS)" $(DOCUMENTED) -update
@@ -119,27 +123,29 @@ pictures: ## docs/pictures/*.svg, from their sources in *.txt
 
 # Compiled before and run one package at a time: a test that has a core to itself
 # fails only for a reason of its own. Tests that wait most of the time are parallel.
+# `make check` vets them.
 test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestName
-	go test -race -run '^$$' -tags "$(TAGS)" $(PACKAGES) >/dev/null
-	go test -race -p 1 -parallel 8 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
-	$(if $(filter ./...,$(PACKAGES)),go test -p 1 -timeout 10m -run '^TestMemory' -tags "$(TAGS)" $(MEMORY)) # without -race, which changes figures
+	go list -export -test -race -tags "$(TAGS)" $(PACKAGES) >/dev/null
+	go test -vet=off -race -p 1 -parallel 8 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
+	$(if $(filter ./...,$(PACKAGES)),CGO_ENABLED=0 go test -vet=off -p 1 -timeout 10m -run '^TestMemory' $(COMPILE) $(MEMORY)) # without -race, which changes figures
 
 test-clients: ## the OpenAPI document: lint, and compile generated clients for TypeScript and Go; wants Node.js
-	go test -race -count=1 -timeout 15m -run '$(RUN)' -tags "clients $(TAGS)" ./test/clients
+	go test -vet=off -race -count=1 -timeout 15m -run '$(RUN)' -tags "clients $(TAGS)" ./test/clients
 
 # Every test binary runs as the unprivileged user, in a cgroup subtree of its
 # own, with the binaries under test in $DOZE_BIN. All packages share that user's
 # Podman, hence one at a time.
 test-integration: PACKAGES := $(if $(filter ./...,$(PACKAGES)),$(INTEGRATION),$(PACKAGES))
+test-integration: RUN := $(if $(filter .,$(RUN)),$(INTEGRATION_RUN),$(RUN))
 test-integration: build ## tests against real Podman: PACKAGES=./runtime/netns/... RUN=TestName
 	@packaging/host/setup --with-tests
 	@mkdir -p $(TEST_HOME)/bin
 	@install -m 0755 bin/* $(TEST_HOME)/bin
 	@# What tests of egress put into sandboxes, and a policy that does harm.
-	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(TEST_HOME)/bin/ ./test/egress/client ./test/egress/everything
+	@CGO_ENABLED=0 go build $(COMPILE) -ldflags '-s -w' -o $(TEST_HOME)/bin/ ./test/egress/client ./test/egress/everything
 	@GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags '-s -w' -o $(TEST_HOME)/bin/hostile.wasm ./test/egress/hostile
 	@mkdir -p build && chmod 1777 build # pictures of pages that failed
-	DOZE_BIN=$(TEST_HOME)/bin go test -race -count=1 -p 1 -timeout 30m -run '$(RUN)' \
+	DOZE_BIN=$(TEST_HOME)/bin go test -vet=off -race -count=1 -p 1 -parallel 8 -timeout 30m -run '$(RUN)' \
 		-tags "integration $(TAGS)" -exec '$(ENTER) --' $(PACKAGES)
 
 test-vm: build ## the unit on a Debian 13 with systemd, emulated: wants root, QEMU, 10 minutes
