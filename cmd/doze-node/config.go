@@ -107,7 +107,7 @@ type admin struct{ address string }
 var errNoNode = errors.New("no node responds")
 
 // findAdmin returns the admin endpoint of the node that runs with a configuration:
-// at the address given, or else as the configuration says in this process's
+// at the address given, or else at the configuration's in this process's
 // environment, or else in the home.
 func (a *app) findAdmin(address string, f *configFlags, text []byte) (admin, error) {
 	folder, err := a.setHome()

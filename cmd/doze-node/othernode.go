@@ -51,7 +51,7 @@ func (n *runningNode) runsAsOther() bool { return int(n.credential.Uid) != os.Ge
 // environment.
 var callersVariables = []string{"DOZE_API", "DOZE_TOKEN", "DOZE_CA", "DOZE_HTTPS_PORT", "TERM"}
 
-// environment is the node's own, with what the caller says of its API.
+// environment is the node's own, with the caller's variables about its API.
 func (n *runningNode) environment(folder string, caller []string) ([]string, error) {
 	text, err := os.ReadFile(filepath.Join(n.proc, "environ"))
 	if err != nil {

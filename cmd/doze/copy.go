@@ -103,7 +103,7 @@ func makeAbsolute(ctx context.Context, node *client.Client, p *location) error {
 	if result.ExitCode != 0 || !strings.HasPrefix(folder, "/") {
 		return fmt.Errorf("the working directory of %s is unknown; give an absolute path, like %s:/%s", p.sandbox, p.sandbox, p.path)
 	}
-	p.path = strings.TrimSuffix(folder, "/") + "/" + p.path // not cleaned: a last / or . says something
+	p.path = strings.TrimSuffix(folder, "/") + "/" + p.path // not cleaned: a last / or . has a meaning
 	return nil
 }
 

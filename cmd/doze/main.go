@@ -38,7 +38,7 @@ const (
 	exitExecFailed    = 125
 	exitNotExecutable = 126
 	exitNotFound      = 127
-	exitInterrupted   = 130 // as shells say it: 128 + SIGINT
+	exitInterrupted   = 130 // as in shells: 128 + SIGINT
 )
 
 // exitCode ends the program with that code and without a message.

@@ -59,7 +59,7 @@ own compilers.`,
 	return cmd
 }
 
-// builtPolicy is what build says about a module.
+// builtPolicy is a module that was built.
 type builtPolicy struct {
 	File   string `json:"file"`
 	Bytes  int64  `json:"bytes"`
@@ -103,7 +103,7 @@ func buildPolicy(ctx context.Context, dir, output string) (builtPolicy, error) {
 	return builtPolicy{output, int64(len(wasm)), fmt.Sprintf("%x", sha256.Sum256(wasm))}, nil
 }
 
-// buildError is what the compiler said.
+// buildError is a failure of the compiler, with its output.
 type buildError struct {
 	dir, output string
 	err         error

@@ -282,7 +282,7 @@ func (s *suite) runTest(ctx context.Context, r *runner, t *suiteTest) (testResul
 		}
 		steps = append(steps, step{module, p.Config, secrets})
 	}
-	// Instances of its own: what policies keep in variables is not theirs to rely on.
+	// Each test has instances of its own: variables of policies do not outlive it.
 	chain, err := r.configure(ctx, steps)
 	if err != nil {
 		if ctx.Err() != nil {

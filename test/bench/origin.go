@@ -61,8 +61,8 @@ func (o *origin) kill() {
 	_ = o.cmd.Wait()
 }
 
-// serveOrigin is the process: it says on standard output where it listens, and
-// ends with standard input.
+// serveOrigin is the process: it prints its addresses on standard output, and ends
+// with standard input.
 func serveOrigin() error {
 	certificate, ca, err := testca.New("localhost", "*.look.test", "*.pass.test")
 	if err != nil {
@@ -110,7 +110,7 @@ func originRoutes() http.Handler {
 	return mux
 }
 
-// Directions of a stream, as seen from the client, which says one as the first
+// Directions of a stream, as seen from the client, which sends one as the first
 // byte: out, and then the server sends the count of bytes; or in.
 const (
 	streamOut = 'o'

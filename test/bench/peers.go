@@ -132,7 +132,7 @@ func output(cmd *exec.Cmd) ([]byte, error) {
 
 func parseClient(out []byte) (r clientResult, err error) {
 	if err := json.Unmarshal(out, &r); err != nil {
-		return r, fmt.Errorf("a client said %q: %w", out, err)
+		return r, fmt.Errorf("a client printed %q: %w", out, err)
 	}
 	return r, nil
 }

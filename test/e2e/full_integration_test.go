@@ -158,7 +158,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 	free = fill(t, disk)
 	b.must(n.Kill())
 	if out := n.fails(t, func(*exec.Cmd) {}); !strings.Contains(out, "are free for "+n.Home) && !strings.Contains(out, "no space left for the node's data") {
-		t.Errorf("started on a full disk, it said:\n%s", out)
+		t.Errorf("started on a full disk, it printed:\n%s", out)
 	}
 	free()
 	b.must(n.Start())

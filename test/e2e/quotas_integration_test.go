@@ -27,10 +27,10 @@ func TestQuotasOfASizeHoldAfterEachStartAndRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if size := about.Sizes["nested"]; size.UserNamespaces != 2 || size.InotifyInstances != 20 || size.InotifyWatches != 65536 {
-		t.Errorf("the node says of the size: %+v", size)
+		t.Errorf("the node has the size %+v", size)
 	}
 	if size := about.Sizes["basic"]; size.UserNamespaces != 0 || size.InotifyInstances != 128 {
-		t.Errorf("the node says of the size basic: %+v", size)
+		t.Errorf("the node has the size basic: %+v", size)
 	}
 	holds := func(when string, namespaces int) {
 		t.Helper()

@@ -47,8 +47,8 @@ func duration(d time.Duration) *types.Duration {
 	return &v
 }
 
-// newBox makes a sandbox that sleeps only when it is asked to, unless edit says
-// otherwise, and removes it when the test has ended.
+// newBox creates a sandbox, with the request as edit changes it, and removes it when the test
+// has ended. It sleeps only when that is requested.
 func (n *node) newBox(t *testing.T, edit ...func(*types.CreateSandboxRequest)) *box {
 	t.Helper()
 	req := types.CreateSandboxRequest{Name: fmt.Sprint("box-", names.Add(1)), SleepAfter: duration(0)}

@@ -17,7 +17,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// fails runs a node that must end by itself, and returns what it said.
+// fails runs a node that must end by itself, and returns its output.
 func (n *node) fails(t *testing.T, edit func(*exec.Cmd)) string {
 	t.Helper()
 	cmd := n.RunCommand()
@@ -45,7 +45,7 @@ func TestSecondNodeOnTheSameHomeEndsAndHarmsNothing(t *testing.T) {
 	b.must(err)
 	out := n.fails(t, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, fmt.Sprint("DOZE_HTTPS_PORT=", port)) })
 	if !strings.Contains(out, "another node uses this folder") || !strings.Contains(out, n.Home) || !strings.Contains(out, fmt.Sprint(n.PID())) {
-		t.Errorf("it said:\n%s", out)
+		t.Errorf("it printed:\n%s", out)
 	}
 	b.get(c, "/", http.StatusOK)
 	b.exec("true")
@@ -71,7 +71,7 @@ func TestNodeReportsAMissingPodman(t *testing.T) {
 	n := &node{made}
 	out := n.fails(t, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "PATH=/nonexistent") })
 	if !strings.Contains(out, `exec: \"podman\": executable file not found`) || !strings.Contains(out, "install Podman") {
-		t.Errorf("it said:\n%s", out)
+		t.Errorf("it printed:\n%s", out)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/coder/websocket"
+
 	"github.com/doze-run/doze/testkit"
 )
 

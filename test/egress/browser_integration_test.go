@@ -37,8 +37,8 @@ func servePage(handle func(pattern string, h http.HandlerFunc)) {
 	})
 }
 
-// A browser says in each ClientHello that it may hide its server's name, so its
-// connections are intercepted, and it has a trust of its own.
+// Each ClientHello of a browser has ECH, so its connections are intercepted, and a browser
+// has trust of its own.
 func TestChromium(t *testing.T) {
 	eachMode(t, "browser", withBearer, func(u *user) {
 		// Its own sandbox wants more rights than root has in ours. It looks up no other
@@ -55,7 +55,7 @@ func TestChromium(t *testing.T) {
 				continue
 			}
 			if paths[f.Path] = true; f.Verdict != "allow" || f.Reason != want {
-				u.t.Errorf("the audit log says %+v", f)
+				u.t.Errorf("the audit log has %+v", f)
 			}
 		}
 		for _, f := range u.flows(client.FlowFilter{}) {

@@ -68,8 +68,8 @@ func machine(t *testing.T) (addrs []netip.Addr) {
 	return addrs
 }
 
-// get requests a URL and expects no response, without waiting for one: curl's code 28
-// would be that it waited.
+// refused requests a URL and expects to be refused, without a wait: curl's code 28 would be
+// that it waited.
 func (b *box) refused(url string, more ...string) {
 	b.t.Helper()
 	r := b.try("curl -sS -g --noproxy '*' --max-time 20 " + strings.Join(more, " ") + " '" + url + "'")
@@ -80,33 +80,33 @@ func (b *box) refused(url string, more ...string) {
 	}
 }
 
-// audited waits until the audit log has what the filter says, refused for a reason.
+// audited waits until the audit log has an entry that the filter selects, refused for a reason.
 func (b *box) audited(filter client.FlowFilter, reason string) {
 	b.t.Helper()
 	if filter.Verdict == "" {
 		filter.Verdict = "deny"
 	}
-	testkit.Eventually(b.t, fmt.Sprintf("the audit log says of %q %q", filter.Host, reason), func() bool {
+	testkit.Eventually(b.t, fmt.Sprintf("the audit log has %q with %q", filter.Host, reason), func() bool {
 		for _, f := range b.flows(filter) {
 			if strings.Contains(f.Reason, reason) {
 				return true
 			}
 		}
 		return false
-	}, func() string { return fmt.Sprintf("it says %+v", b.flows(client.FlowFilter{})) })
+	}, func() string { return fmt.Sprintf("it has %+v", b.flows(client.FlowFilter{})) })
 }
 
 // auditedAddress is audited for a connection to an address without a name.
 func (b *box) auditedAddress(address, reason string) {
 	b.t.Helper()
-	testkit.Eventually(b.t, fmt.Sprintf("the audit log says of %s %q", address, reason), func() bool {
+	testkit.Eventually(b.t, fmt.Sprintf("the audit log has %s with %q", address, reason), func() bool {
 		for _, f := range b.flows(client.FlowFilter{Kind: "connection", Verdict: "deny"}) {
 			if f.Address == address && strings.Contains(f.Reason, reason) {
 				return true
 			}
 		}
 		return false
-	}, func() string { return fmt.Sprintf("it says %+v", b.flows(client.FlowFilter{})) })
+	}, func() string { return fmt.Sprintf("it has %+v", b.flows(client.FlowFilter{})) })
 }
 
 const unnamed = "the address was not looked up by a name"

@@ -134,7 +134,7 @@ func TestCurl(t *testing.T) {
 	})
 }
 
-// digested is what the server says of a body that a command sent.
+// digested is the server's description of a body that a command sent.
 func (u *user) digested(command string) (got received) {
 	u.t.Helper()
 	if text := u.does(command); json.Unmarshal([]byte(text), &got) != nil {
@@ -322,7 +322,7 @@ func TestWebSocket(t *testing.T) {
 		}
 		flows := u.flows(client.FlowFilter{Host: u.host})
 		if len(flows) != 1 || flows[0].Status != 101 || flows[0].BytesIn < 1<<20 || flows[0].BytesOut < 1<<20 {
-			u.t.Errorf("the audit log says %+v", flows)
+			u.t.Errorf("the audit log has %+v", flows)
 		}
 	})
 	t.Run("intercepted without a secret", func(t *testing.T) {

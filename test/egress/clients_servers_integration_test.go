@@ -137,7 +137,7 @@ func blobDigest(size int) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// received is what digest says of a body.
+// received is digest's description of a body.
 type received struct {
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256"`

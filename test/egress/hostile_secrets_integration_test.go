@@ -27,7 +27,7 @@ func (b *box) put(path string, program io.Reader) {
 	}
 }
 
-// canSay puts say.py into the sandbox, as /tmp/say.
+// canSay writes say.py to /tmp/say.py of the sandbox.
 func (b *box) canSay() *box {
 	b.t.Helper()
 	b.put("/tmp/say.py", strings.NewReader(say))
@@ -110,7 +110,7 @@ func TestErrorsDoNotRepeatAnAddressWithASecret(t *testing.T) {
 		t.Errorf("got %+v", r)
 	}
 	if flows := b.flows(client.FlowFilter{Host: host, Kind: "request"}); len(flows) != 5 || !slices.Contains(flows[4].Secrets, "queried") {
-		t.Errorf("the audit log says %+v", flows)
+		t.Errorf("the audit log has %+v", flows)
 	}
 }
 

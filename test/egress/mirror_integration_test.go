@@ -23,7 +23,7 @@ import (
 // that could have contained the secret.
 const control = "control-of-the-mirror"
 
-// reflections are the ways in which the mirror says a text in a body.
+// reflections are the forms in which the mirror sends a text in a body.
 var reflections = map[string]func(string) string{
 	"plain":     func(s string) string { return s },
 	"base64":    func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) },
@@ -56,12 +56,12 @@ func secretOf(r *http.Request) string {
 	return strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 }
 
-// mirror says the request's secret in the form that is asked for.
+// mirror sends the request's secret in the form that the path names.
 func (s *servers) mirror(w http.ResponseWriter, r *http.Request) {
 	secret, form, h := secretOf(r), r.PathValue("form"), w.Header()
 	h.Set("Content-Type", "text/plain")
-	if say := reflections[form]; say != nil {
-		fmt.Fprintln(w, control, say(secret), control)
+	if reflect := reflections[form]; reflect != nil {
+		fmt.Fprintln(w, control, reflect(secret), control)
 		return
 	}
 	if compress := compressions[form]; compress != nil {
@@ -129,7 +129,7 @@ func (s *servers) mirror(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// mirrorMessages says it in a message of one frame, and in one of many.
+// mirrorMessages sends it in a message of one frame, and in one of many.
 func (s *servers) mirrorMessages(w http.ResponseWriter, r *http.Request, secret string) {
 	conn, err := websocket.Accept(w, r, nil)
 	if err != nil {

@@ -46,7 +46,7 @@ func TestRefusalsAreFastReadableAndAudited(t *testing.T) {
 		"never.look.test": "dns sandbox/never not this one", "reads.look.test": "request sandbox/writes only reading", "port.pass.test": "connection sandbox/port not by TLS",
 	} {
 		if reasons[host] != want {
-			t.Errorf("%s: the audit log says %q, want %q", host, reasons[host], want)
+			t.Errorf("%s: the audit log has %q, want %q", host, reasons[host], want)
 		}
 	}
 	for _, host := range []string{"never.look.test", "port.pass.test", "still.look.test"} {

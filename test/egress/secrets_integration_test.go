@@ -66,7 +66,7 @@ func TestRequestIsAuthenticatedWithoutTheSecretInTheSandbox(t *testing.T) {
 	f := flows[0]
 	if f.Method != "GET" || f.Path != "/user" || f.Verdict != "allow" || f.Rule != "sandbox/api" || len(f.Secrets) != 1 || f.Secrets[0] != "bearer-test" ||
 		len(f.Policies) != 1 || f.Policies[0].Name != "bearer" || f.Status != 200 || f.BytesIn == 0 {
-		t.Errorf("the audit log says %+v", f)
+		t.Errorf("the audit log has %+v", f)
 	}
 }
 

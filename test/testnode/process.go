@@ -122,10 +122,10 @@ func (n *Node) Runs() bool { return n.run != nil && !n.run.ended() }
 // PID of the running node.
 func (n *Node) PID() int { return n.run.cmd.Process.Pid }
 
-// Output is all that the node has said, from its first start on.
+// Output is the whole output of the node, from its first start on.
 func (n *Node) Output() io.Reader { return io.NewSectionReader(n.log, 0, 1<<40) }
 
-// Log is the end of what the node has said, but for Caddy's and its own news.
+// Log is the end of the output, without news of Caddy and of the node.
 func (n *Node) Log() string {
 	text, err := io.ReadAll(n.Output())
 	if err != nil {
