@@ -56,17 +56,18 @@ func (a *API) startProcess(ctx context.Context, _ *SandboxPath, body *types.Star
 	if err := checkCommand(body.Command); err != nil {
 		return nil, err
 	}
-	var wait guest.Wait
+	var wait *guest.Wait
 	if body.Ready != nil {
-		var err error
-		if wait, err = waitOf(*body.Ready, "body.ready"); err != nil {
+		w, err := waitOf(*body.Ready, "body.ready")
+		if err != nil {
 			return nil, err
 		}
+		wait = &w
 		if err := a.calls.acquire(ctx, 1); err != nil {
 			return nil, err
 		}
 	}
-	process, err := a.cfg.Sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{Command: commandOf(body.Command), Name: body.Name, Restart: guest.Restart(body.Restart)})
+	process, err := a.cfg.Sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{Command: commandOf(body.Command), Name: body.Name, Restart: guest.Restart(body.Restart), Ready: wait})
 	if err != nil {
 		return nil, fromGuest(startError(err))
 	}
@@ -75,7 +76,7 @@ func (a *API) startProcess(ctx context.Context, _ *SandboxPath, body *types.Star
 		Body:     processOf(process),
 	}
 	if body.Ready != nil {
-		ready, err := a.awaitProcess(ctx, sb, process.ID, wait)
+		ready, err := a.awaitProcess(ctx, sb, process.ID, *wait)
 		if err != nil {
 			return nil, err
 		}

@@ -165,6 +165,24 @@ func (x *exchange) gateKey() gateKey {
 	return gateKey{x.id, x.port.Port, x.started.UnixNano()}
 }
 
+// awaitReady waits for the declared process that owns the port while it is being started.
+func (x *exchange) awaitReady(ctx context.Context) error {
+	ready := x.currentLease().Pending(x.port.Port)
+	if ready == nil {
+		return nil
+	}
+	begin := time.Now()
+	ctx, cancel := context.WithDeadline(ctx, x.until)
+	defer cancel()
+	select {
+	case <-ready:
+		x.waited += time.Since(begin)
+		return nil
+	case <-ctx.Done():
+		return errNotReady
+	}
+}
+
 // awaitPort waits until the port accepts connections.
 func (x *exchange) awaitPort(ctx context.Context) error {
 	begin := time.Now()

@@ -36,6 +36,7 @@ type fakeNode struct {
 	dialErr error
 	closing bool          // it runs and gives no leases
 	pipe    bool          // a server accepts connections and sends nothing
+	pending chan struct{} // the process of the port is being started until it is closed; nil: none is
 	waking  chan struct{} // a wake ends when it is closed; nil: immediately
 	kind    sandbox.WakeKind
 
@@ -185,6 +186,12 @@ func (l *fakeLease) Sandbox() sandbox.Sandbox { sb, _ := l.f.ByID(testID); retur
 
 // lastOutput is what processes of the fake wrote last.
 const lastOutput = "Error: no <module>\n    at line 1"
+
+func (l *fakeLease) Pending(uint16) <-chan struct{} {
+	l.f.mu.Lock()
+	defer l.f.mu.Unlock()
+	return l.f.pending
+}
 
 func (l *fakeLease) LastOutput(context.Context, string) string { return lastOutput }
 

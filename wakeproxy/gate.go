@@ -11,8 +11,9 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// errNotReady: no process listened on the port before the wait ended.
-var errNotReady = errors.New("nothing listens on the port yet")
+// errNotReady: no process listened on the port, or its process was not ready, before the wait
+// ended.
+var errNotReady = errors.New("the server on the port is not ready yet")
 
 // gateKey names a port of one run of a container.
 type gateKey struct {

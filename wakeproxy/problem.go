@@ -21,7 +21,7 @@ var (
 		"Open or reload the page, or expose the port with wake mode any.")
 	sandboxAsleep    = problem.New(problem.SandboxAsleep, "Prefetches do not wake it.")
 	wakeTimeout      = problem.New(problem.WakeTimeout, "The wake continues. Try again in a moment.")
-	portNotReady     = problem.New(problem.PortNotReady, "The sandbox was started, but nothing listens on the port yet.")
+	portNotReady     = problem.New(problem.PortNotReady, "The sandbox was started, but its server is not ready yet.")
 	portNotListening = problem.New(problem.PortNotListening, "The sandbox is running, but no process in it accepts connections on this port.")
 	disconnected     = problem.New(problem.ServerDisconnected, "The connection to the server in the sandbox ended before its response was complete.")
 	responseInvalid  = problem.New(problem.ServerResponseInvalid, "The server in the sandbox sent a status that HTTP does not allow here.")

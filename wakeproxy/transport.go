@@ -67,6 +67,10 @@ func (p *Proxy) RoundTrip(req *http.Request) (*http.Response, error) {
 func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
 	bodyless := req.Body == nil || req.Body == http.NoBody
 
+	if err := x.awaitReady(req.Context()); err != nil {
+		closeBody(req)
+		return nil, err
+	}
 	// A body can be sent once only, so the port must be known to accept.
 	if x.woke == sandbox.WakeCold || !bodyless && x.starting() {
 		if err := x.awaitPort(req.Context()); err != nil {

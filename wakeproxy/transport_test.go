@@ -595,6 +595,45 @@ func TestRequestsWaitForThePortAfterAColdWake(t *testing.T) {
 	}
 }
 
+// A server that listens before it can serve, such as one that loads its data, gets no
+// request until it is ready.
+func TestRequestsWaitForTheReadinessOfTheProcess(t *testing.T) {
+	for _, method := range []string{"GET", "POST"} {
+		t.Run(method, func(t *testing.T) {
+			node := newFakeNode(t, app(t, hello), sandbox.Port{})
+			ready := make(chan struct{})
+			node.pending = ready
+			f := newFront(t, node, Options{})
+			done := make(chan string, 1)
+			go func() {
+				req := f.request(method, "/")
+				if method == "POST" {
+					req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data")), 4
+				}
+				done <- testkit.Body(t, f.do(req))
+			}()
+			testkit.Eventually(t, "the request waits", func() bool { return f.proxy.inFlight() == 1 })
+			if n := node.dials.Load(); n != 0 {
+				t.Errorf("%d connections before the process was ready", n)
+			}
+			node.set(func(n *fakeNode) { n.pending = nil })
+			close(ready)
+			if got := testkit.Receive(t, "the response", done); got != "hello" {
+				t.Errorf("the response is %q", got)
+			}
+		})
+	}
+	t.Run("not in time", func(t *testing.T) {
+		node := newFakeNode(t, app(t, hello), sandbox.Port{})
+		node.pending = make(chan struct{})
+		f := newFront(t, node, Options{WaitTimeout: time.Millisecond})
+		res := f.do(f.request("GET", "/"))
+		if got := testkit.Body(t, res); res.StatusCode != http.StatusGatewayTimeout || !strings.Contains(got, "port_not_ready") {
+			t.Errorf("status %d: %s", res.StatusCode, got)
+		}
+	})
+}
+
 // Vite listens on its port for a moment, to check that it is free.
 func TestServerThatProbesItsPortIsNotReady(t *testing.T) {
 	t.Run("the connection is reset while it is made", func(t *testing.T) {

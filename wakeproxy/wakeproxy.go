@@ -53,6 +53,9 @@ type Lease interface {
 	Sandbox() sandbox.Sandbox
 	// LastOutput returns the last lines that a process wrote; see sandbox.Lease.LastOutput.
 	LastOutput(ctx context.Context, process string) string
+	// Pending is closed when the declared process that owns a port is ready; see
+	// sandbox.Lease.Pending.
+	Pending(port uint16) <-chan struct{}
 	// Dial returns syscall.ECONNREFUSED (wrapped) when no process listens.
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
 }

@@ -57,7 +57,7 @@ type StartProcessRequest struct {
 	Name    string  `json:"name,omitempty" maxLength:"64" pattern:"^[A-Za-z0-9_][A-Za-z0-9._-]*$" patternDescription:"letters, digits, dots, underscores and hyphens, beginning with neither a dot nor a hyphen" doc:"Unique among running processes; generated if missing" example:"web"`
 	Restart Restart `json:"restart,omitempty" default:"never" doc:"When to start the process again. always: when it exits and on a cold wake; on_wake: on a cold wake only"`
 	// Ready makes the response wait.
-	Ready *ReadyCondition `json:"ready,omitempty" doc:"Respond once this holds. If it does not, the response is process_not_ready or process_exited, and the process stays as it is"`
+	Ready *ReadyCondition `json:"ready,omitempty" doc:"Respond once this holds. If it does not, the response is process_not_ready or process_exited, and the process stays as it is. With restart always or on_wake, each cold wake awaits it before it starts the next process, and previews of its port wait for it"`
 }
 
 // Log is the retained output of a process.

@@ -51,7 +51,8 @@ functions and options persist; Ctrl-C then interrupts the command and keeps the 
 See doze session --help.
 
 With -d the command becomes a background process, for doze ps, logs, wait and kill. With
---ready, doze then waits until it is ready.
+--ready, doze then waits until it is ready. With --restart on_wake or always, each cold
+wake awaits that too before it starts the next process.
 
 Exit codes of doze itself:
   125  doze failed: wrong usage, an unknown sandbox, a lost connection

@@ -38,6 +38,7 @@ func IsProcessID(s string) bool {
 // StartProcess starts a background process. Errors: CodeExists when a running
 // process has that name, CodeTooMany, CodeNoCommand, CodeNoShell, CodeInvalid.
 func (c *Client) StartProcess(ctx context.Context, spec ProcessSpec) (Process, error) {
+	spec.Ready = nil
 	spec.Defaults, spec.Changes = c.defaultsOr(spec.Defaults), c.changesOr(spec.Changes)
 	return c.process(ctx, request{method: http.MethodPost, route: RouteProcess, json: spec})
 }

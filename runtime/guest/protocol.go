@@ -152,6 +152,9 @@ type ProcessSpec struct {
 	// generates one.
 	Name    string  `json:"name,omitempty"`
 	Restart Restart `json:"restart,omitempty"`
+	// Ready is what the node awaits after it has started the process again, nil for nothing.
+	// The guest does not receive it.
+	Ready *Wait `json:"ready,omitempty"`
 }
 
 // ProcessState of a background process.

@@ -35,7 +35,7 @@ func (b *liveSandbox) idleIn() time.Duration {
 	if sb.SleepAfter == 0 {
 		return maxCheck
 	}
-	if b.leases() > 0 {
+	if b.leases() > 0 || b.startUp.Load() != nil {
 		return time.Duration(sb.SleepAfter)
 	}
 	left := time.Until(time.Unix(0, b.lastActive.Load()).Add(time.Duration(sb.SleepAfter)))

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"time"
 	"unicode/utf8"
@@ -220,11 +219,4 @@ func lost(processes []guest.Process) []guest.Process {
 		list[i] = p
 	}
 	return list
-}
-
-// declaredSpec returns the spec to store of a process that a cold wake starts again.
-func declaredSpec(spec guest.ProcessSpec, name string) guest.ProcessSpec {
-	spec.Name = cutText(name, maxProcessText)
-	spec.Env = maps.Clone(spec.Env)
-	return spec
 }

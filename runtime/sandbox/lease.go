@@ -44,7 +44,8 @@ func (b *liveSandbox) dialLoopback(ctx context.Context, port uint16) (net.Conn, 
 	return b.m.deps.Network.Dial(ctx, b.id, int(b.pid.Load()), port)
 }
 
-// Listens reports whether the sandbox is running and accepts connections on a port.
+// Listens reports whether the sandbox is running and accepts connections on a port, whose
+// declared process is ready if it has a readiness condition.
 // It does not count as use: polling does not keep a sandbox awake.
 func (m *Manager) Listens(ctx context.Context, id ID, port uint16) bool {
 	b, err := m.live(id)
@@ -52,6 +53,9 @@ func (m *Manager) Listens(ctx context.Context, id ID, port uint16) bool {
 		return false
 	}
 	defer b.use.Add(-1) // not release, which counts as use
+	if b.pending(port) != nil {
+		return false
+	}
 	conn, err := b.dialLoopback(ctx, port)
 	if err != nil {
 		return false

@@ -37,6 +37,8 @@ type liveSandbox struct {
 	leftover atomic.Bool
 	// cutOff: the container runs and could not be attached to the Uplink.
 	cutOff atomic.Bool
+	// startUp is the start of declared processes that goes on after a cold wake, or nil.
+	startUp atomic.Pointer[startUp]
 	// failures in a row of runCheck, see retryIn.
 	failures atomic.Int32
 	// view is the record that readers get; it is replaced under mu, never changed.
@@ -139,13 +141,16 @@ func (b *liveSandbox) closeNow() {
 	}
 }
 
-// open opens the sandbox to new leases, and takes n for the waiters of a wake. Needs the
-// transition lock.
+// open opens the sandbox to new leases, and takes n for the waiters of a wake. Declared
+// processes that are left to start are started from then on. Needs the transition lock.
 func (b *liveSandbox) open(n int) {
 	if b.use.Load() < 0 {
 		n += closedBias
 	}
 	b.use.Add(int64(n))
+	if b.startUp.Load() != nil {
+		b.m.spawn(b.continueStart)
+	}
 }
 
 // leases counts the leases that are held.

@@ -2,27 +2,19 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// Bounds of the declared processes. They are stored in the sandbox's record, which may
-// have 800 KiB.
-const (
-	maxDeclared      = 64
-	maxDeclaredBytes = 128 << 10 // of all, as JSON
-)
-
 // stopProcessGrace is what a process gets between SIGTERM and SIGKILL.
 const stopProcessGrace = 5 * time.Second
 
 // StartProcess wakes the sandbox and starts a background process in it. With
-// a Restart other than "never" it is declared: a cold wake starts it again.
+// a Restart other than "never" it is declared: a cold wake starts it again, and awaits its
+// Ready before it starts the next one. StartProcess does not await it.
 // Errors of the guest come as *guest.Error.
 func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpec) (guest.Process, error) {
 	if spec.Restart == "" {
@@ -67,23 +59,6 @@ func (b *liveSandbox) startProcess(ctx context.Context, spec guest.ProcessSpec) 
 	p, err := b.guest.StartProcess(ctx, spec)
 	p.ID = spec.ID
 	return p, err
-}
-
-// mayDeclare refuses a declaration beyond the bounds.
-func mayDeclare(declared []guest.ProcessSpec, spec guest.ProcessSpec) error {
-	declared = undeclared(declared, spec.Name)
-	if len(declared) >= maxDeclared {
-		return &InvalidError{Field: "restart", Reason: fmt.Sprintf("the sandbox has %d declared processes", maxDeclared), Want: `end one first, or use "never"`}
-	}
-	b, err := json.Marshal(append(declared, spec))
-	if err != nil {
-		return err
-	}
-	if len(b) > maxDeclaredBytes {
-		return &InvalidError{Field: "restart", Reason: fmt.Sprintf("the declared processes would have %d bytes in all", len(b)),
-			Want: fmt.Sprintf(`at most %d are stored: put long values into a file, or use "never"`, maxDeclaredBytes)}
-	}
-	return nil
 }
 
 // ProcessError: a sandbox has no process with an id or a name, or the process has ended.
@@ -181,72 +156,4 @@ func ends(signal string) bool {
 		return true
 	}
 	return false
-}
-
-// startMissing starts the declared processes that a guest started by an earlier run of the
-// node has never had: that run ended in the middle of a cold wake. Processes that have ended
-// by themselves since then stay ended.
-func (b *liveSandbox) startMissing(ctx context.Context) error {
-	declared := b.view.Load().Declared
-	if len(declared) == 0 {
-		return nil
-	}
-	started, err := b.guest.Processes(ctx)
-	if err != nil {
-		return fmt.Errorf("list its processes: %w", err)
-	}
-	for _, p := range started {
-		b.noteProcess(p)
-	}
-	b.startDeclared(ctx, slices.DeleteFunc(slices.Clone(declared), func(spec guest.ProcessSpec) bool {
-		return slices.ContainsFunc(started, func(p guest.Process) bool { return p.Name == spec.Name })
-	}))
-	return nil
-}
-
-// startDeclared starts declared processes. A failure is an event in the timeline; the other
-// processes start nevertheless.
-func (b *liveSandbox) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
-	for _, spec := range declared {
-		p, err := b.startProcess(ctx, spec)
-		if err != nil {
-			b.m.log.Warn("failed to start a declared process", "sandbox", b.id, "process", spec.Name, "error", err)
-			b.emit(Event{Type: EventWakeFailed, Error: fmt.Sprintf("declared process %s did not start: %v", spec.Name, err)})
-			continue
-		}
-		b.noteProcess(p)
-	}
-}
-
-func (b *liveSandbox) declare(ctx context.Context, spec guest.ProcessSpec) error {
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	before := b.view.Load().Declared
-	if err := mayDeclare(before, spec); err != nil {
-		return err
-	}
-	return b.setDeclared(ctx, append(undeclared(before, spec.Name), spec))
-}
-
-// setDeclared replaces the declarations. Needs b.updating.
-func (b *liveSandbox) setDeclared(ctx context.Context, declared []guest.ProcessSpec) error {
-	before := b.view.Load().Declared
-	return b.changeSaved(ctx, func(sb *Sandbox) { sb.Declared = declared }, func(sb *Sandbox) { sb.Declared = before })
-}
-
-// undeclare removes the declaration of the process with that id. Another process may have
-// its name, and a declaration of its own.
-func (b *liveSandbox) undeclare(ctx context.Context, id string) error {
-	b.updating.Lock()
-	defer b.updating.Unlock()
-	before := b.view.Load().Declared
-	left := slices.DeleteFunc(slices.Clone(before), func(spec guest.ProcessSpec) bool { return spec.ID == id })
-	if len(left) == len(before) {
-		return nil
-	}
-	return b.setDeclared(ctx, left)
-}
-
-func undeclared(specs []guest.ProcessSpec, name string) []guest.ProcessSpec {
-	return slices.DeleteFunc(slices.Clone(specs), func(s guest.ProcessSpec) bool { return s.Name == name })
 }

@@ -301,6 +301,7 @@ func (b *liveSandbox) refreeze(ctx context.Context) error {
 func (b *liveSandbox) ended(reason StateReason, failure string) {
 	b.closeNow()
 	b.disconnect()
+	b.endStart(b.startUp.Load())
 	b.change(func(sb *Sandbox) { sb.endRun(reason) })
 	b.setState(StateStopped, reason)
 	b.arm() // it may expire

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -191,4 +192,65 @@ func TestGuestWithoutProcessesRests(t *testing.T) {
 	testkit.Eventually(t, "the port of a daemon is known", func() bool { return len(b.ports()) == 1 })
 	b.exec("pkill -f '[h]ttp.server'")
 	testkit.Eventually(t, "and is not after its end", func() bool { return len(b.ports()) == 0 })
+}
+
+// warmServer listens immediately and responds with 503 until /tmp/warm exists.
+const warmServer = `exec python3 -c '
+import http.server, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        warm = os.path.exists("/tmp/warm")
+        self.send_response(200 if warm else 503)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"hello" if warm else b"later")
+http.server.ThreadingHTTPServer(("127.0.0.1", 3000), Handler).serve_forever()'`
+
+// Processes start in their order, each when the one before is ready; a preview waits for the
+// one that owns its port, and a command for none.
+func TestColdWakeAwaitsTheReadinessOfProcesses(t *testing.T) {
+	b := commonNode(t).newBox(t)
+	b.exec("touch /tmp/up /tmp/warm")
+	for _, p := range []types.StartProcessRequest{
+		{Name: "database", Command: types.Command{Command: "until [ -e /tmp/up ]; do sleep 0.01; done; echo up; exec sleep 100000"}, Ready: &types.ReadyCondition{Log: "^up$"}},
+		{Name: "web", Command: types.Command{Command: warmServer}, Ready: &types.ReadyCondition{HTTP: &types.ReadyHTTP{Port: 3000, Status: "200"}}},
+	} {
+		p.Restart, p.Ready.Timeout = types.RestartOnWake, types.Duration(testkit.Patience)
+		_, err := b.node.API.StartProcess(testkit.Context(t), b.id, p)
+		b.must(err)
+	}
+	exposed, err := b.node.API.Expose(testkit.Context(t), b.id, types.ExposePortRequest{Port: 3000})
+	b.must(err)
+	b.url = exposed.URL
+	b.exec("rm /tmp/up /tmp/warm")
+	b.stop()
+
+	c := b.node.browser(t, "h2")
+	visit := func() <-chan string {
+		result := make(chan string, 1)
+		go func() {
+			text, _, err := fetch(testkit.Context(t), c, b.url, http.StatusOK)
+			result <- fmt.Sprint(text, err)
+		}()
+		return result
+	}
+	first := visit()
+	b.exec("true") // wakes it, if the visitor has not
+	for _, p := range b.processes() {
+		if p.Name == "web" && p.State == types.ProcessStateRunning {
+			t.Error("the server was started before the database was ready")
+		}
+	}
+	b.exec("touch /tmp/up")
+	testkit.Eventually(t, "the server listens", func() bool { return len(b.ports()) == 1 })
+	second := visit()
+	b.exec("touch /tmp/warm")
+	for _, response := range []<-chan string{first, second} {
+		if got := testkit.Receive(t, "the response", response); got != "hello<nil>" {
+			t.Errorf("the response is %s", got)
+		}
+	}
+	if failed := b.events(types.EventTypeWakeFailed); len(failed) != 0 {
+		t.Errorf("failures: %+v", failed)
+	}
 }
