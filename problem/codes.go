@@ -260,7 +260,7 @@ var (
 	StreamLimitExceeded = define(API, "stream_limit_exceeded", http.StatusServiceUnavailable, "Too many streams",
 		"1,024 streams are open on the node.", retryAfter(5))
 	CallLimitExceeded = define(API, "call_limit_exceeded", http.StatusServiceUnavailable, "Too many calls",
-		"512 commands and transfers are in progress on the node. A command counts once for each MiB of `max_output_bytes`, a request with a body of more than 64 KiB once more, a listing of files once more for each 4,096 entries, the logs of a process 4 times, and a pushed policy 16 times.", retryAfter(1))
+		"512 commands and transfers are in progress on the node. A command counts once for each MiB of `max_output_bytes`, a listing of files once for each 4,096 entries or part of them, a request with a body of more than 64 KiB one additional time, the logs of a process 4 times, and a pushed policy 16 times.", retryAfter(1))
 	InternalError = define(API, "internal_error", http.StatusInternalServerError, "Internal error",
 		"The node failed. Its log has the cause, with the `request_id`.")
 )

@@ -18,8 +18,8 @@ import (
 )
 
 // exchange is one request on its way through Handler, the reverse proxy and the
-// Proxy's transport. It belongs to the request's goroutine. What a dial, the checks for
-// silence and the bodies share with it is atomic or guarded by mu.
+// Proxy's transport. It belongs to the request's goroutine. The state that it shares
+// with a dial, the checks for silence and the bodies is atomic or guarded by mu.
 type exchange struct {
 	proxy *Proxy
 	id    sandbox.ID
