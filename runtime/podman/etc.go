@@ -94,7 +94,7 @@ func linkTo(program, path string) error {
 }
 
 // writeReadable writes a file that sandboxes can read regardless of the umask: their root is
-// another user. It does not write to a file that has the content: sandboxes that run have it mounted,
+// another user. It does not write to a file that has the content: it is mounted in sandboxes that run,
 // and on a full disk they would be left an empty one.
 func writeReadable(path, content string) error {
 	if have, err := os.ReadFile(path); err != nil || string(have) != content {

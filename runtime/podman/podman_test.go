@@ -238,7 +238,7 @@ func TestRestartsOfAFailingServiceAreSpaced(t *testing.T) {
 	}
 }
 
-// Sandboxes that run have the files mounted when a node starts.
+// The files are mounted in sandboxes that run when a node starts.
 func TestFilesOfRunningSandboxesAreNotWrittenAgain(t *testing.T) {
 	f := files{t.TempDir()}
 	if err := errors.Join(f.prepare("/bin/true"), f.write(id, "app")); err != nil {

@@ -131,7 +131,7 @@ func TestConditionOutlivesTheNode(t *testing.T) {
 
 func TestConditionOfASandboxThatIsNotAdopted(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	stranger := turnStrange(n)
+	stranger := becomeUnknown(n)
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { stranger.Store(true) })
 	got := mustHaveCondition(t, n, sb.ID, sandbox.ConditionRecoveryFailed, "could not be adopted")

@@ -43,9 +43,9 @@ func hostile(events func(w http.ResponseWriter, r *http.Request)) *hostileGuest 
 	return &hostileGuest{events: events}
 }
 
-// turnStrange makes guests that start from now on usable until the returned flag is set, and then of a
+// becomeUnknown makes guests that start from now on usable until the returned flag is set, and then of a
 // protocol that the node does not know.
-func turnStrange(n *sandboxtest.Node) *atomic.Bool {
+func becomeUnknown(n *sandboxtest.Node) *atomic.Bool {
 	var strange atomic.Bool
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -90,7 +90,7 @@ func TestStopAfterCountsFromTheLastSleep(t *testing.T) {
 // The retry for what was left of a container must not end its successor.
 func TestRetriedStopSparesTheNextContainer(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	stranger := turnStrange(n)
+	stranger := becomeUnknown(n)
 	m := n.Manager
 	sb := create(t, m, "app")
 	n.Engine.Fail("stop", syscall.EIO)

@@ -121,7 +121,7 @@ func TestDiskIsDiscardedByTheNextWakeIfTheStopFailsTo(t *testing.T) {
 
 func TestDiskIsNotDiscardedWhileItsContainerRunsOn(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	stranger := turnStrange(n)
+	stranger := becomeUnknown(n)
 	id := newPersisting(t, n, sandbox.PersistNone)
 	n.Engine.Fail("stop", syscall.EIO)
 	n.Crash(t, func() { stranger.Store(true) })

@@ -260,7 +260,7 @@ func TestUnusableSandboxIsDetached(t *testing.T) {
 	if !errors.As(err, &version) {
 		t.Fatalf("create: %v", err)
 	}
-	strange := turnStrange(n)
+	strange := becomeUnknown(n)
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { strange.Store(true) })
 	testkit.Eventually(t, "it is given up", func() bool { return stateOf(t, n.Manager, sb.ID) == sandbox.StateStopped })
