@@ -174,6 +174,7 @@ func TestAFailedBackupLeavesTheOldFile(t *testing.T) {
 		},
 		"unexpected EOF": func(w http.ResponseWriter) {
 			w.Write(b.Bytes()[:b.Len()/2])
+			http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler)
 		},
 	} {
