@@ -44,7 +44,7 @@ const (
 	maxSandboxMessages = 48 << 20
 	maxMessages        = 512 << 20
 
-	// What the kernels of a sandbox send is hashed and parsed by the node: at this rate that takes
+	// The node hashes and parses the messages of the kernels of a sandbox: at this rate that takes
 	// less than half of a core. Two of the largest messages, or the output of most code, are
 	// received without a delay.
 	messageRate  = 32 << 20 // bytes per second
@@ -276,8 +276,8 @@ func (b *liveSandbox) hasSpareMemory(ctx context.Context) bool {
 	return limit == 0 || err == nil && used < limit/2
 }
 
-// awaitSpares waits until the sandbox starts no spare kernel. A start holds a lease, of which a
-// client that requests a sleep or a stop does not know.
+// awaitSpares waits until the sandbox starts no spare kernel. A start holds a lease, which a
+// client that requests a sleep or a stop does not expect.
 func (b *liveSandbox) awaitSpares(ctx context.Context, how mode) error {
 	if how != modeRequested {
 		return nil

@@ -9,7 +9,7 @@ import (
 
 // program is a session, a terminal or a context as last known.
 type program interface {
-	// key identifies it among those of its kind; empty: clients do not see it.
+	// key identifies it among the programs of its kind; empty: clients do not see it.
 	key() string
 	status() (state guest.ProcessState, startedAt time.Time)
 	// current reports whether the present guest may know it.

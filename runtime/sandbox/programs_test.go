@@ -21,7 +21,7 @@ func letters(list []Session) string {
 func TestProgramsThatHaveEndedAreDroppedFirst(t *testing.T) {
 	states := map[rune]guest.ProcessState{'r': guest.ProcessRunning, 'e': guest.ProcessExited, 'l': guest.ProcessLost}
 	k := programs[Session]{most: 4, exited: 2}
-	for _, tt := range []struct{ list, kept, dropped string }{
+	for _, tt := range []struct{ list, stored, dropped string }{
 		{"", "", ""},
 		{"rele", "rele", ""},
 		{"eere", "ere", "e"},
@@ -35,11 +35,11 @@ func TestProgramsThatHaveEndedAreDroppedFirst(t *testing.T) {
 			list = append(list, Session{Session: guest.Session{ID: fmt.Sprint(i), State: states[letter], StartedAt: time.Unix(int64(i), 0)}})
 		}
 		slices.Reverse(list)
-		kept, dropped := k.bound(list)
-		if letters(kept) != tt.kept || letters(dropped) != tt.dropped {
-			t.Errorf("of %q %q is kept and %q dropped, want %q and %q", tt.list, letters(kept), letters(dropped), tt.kept, tt.dropped)
+		stored, dropped := k.bound(list)
+		if letters(stored) != tt.stored || letters(dropped) != tt.dropped {
+			t.Errorf("of %q %q is stored and %q dropped, want %q and %q", tt.list, letters(stored), letters(dropped), tt.stored, tt.dropped)
 		}
-		if !slices.IsSortedFunc(kept, func(a, b Session) int { return a.StartedAt.Compare(b.StartedAt) }) {
+		if !slices.IsSortedFunc(stored, func(a, b Session) int { return a.StartedAt.Compare(b.StartedAt) }) {
 			t.Errorf("%q is not in the order of the starts", tt.list)
 		}
 	}

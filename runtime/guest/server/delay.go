@@ -9,8 +9,8 @@ const (
 	// not run for some tens of milliseconds on a busy machine.
 	maxStall = 250 * time.Millisecond
 	// maxDelay bounds the delays of the program by a viewer that reads more slowly than
-	// steadyRate, in bytes per second. It is for the clients of a busy machine: those of 100
-	// terminals that print 2 MB each lose nothing if the machine carries 50 MB/s.
+	// steadyRate, in bytes per second. It is for the clients of a busy machine: the clients of
+	// 100 terminals that print 2 MB each lose nothing if the machine carries 50 MB/s.
 	maxDelay   = 4 * time.Second
 	steadyRate = 4 << 20
 	// maxLead bounds the delays of faster viewers by one that reads at less than half of their

@@ -199,7 +199,7 @@ func TestMemoryOfTheLogsOfEndedProcesses(t *testing.T) {
 			t.Errorf("of process %d %d bytes are left, which end with %.20q", i, len(out), out[max(0, len(out)-20):])
 		}
 	}
-	// What background processes of ended ones write counts, too.
+	// The output of background processes of ended ones counts, too.
 	for i := range list[:16] {
 		dir := t.TempDir()
 		list[i] = startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Cwd: dir, Command: fmt.Sprintf(

@@ -26,8 +26,8 @@ func (p *pacedViewer) read(v *viewer) int64 {
 	return int64(part.n)
 }
 
-// watch reads total bytes.
-func (p *pacedViewer) watch(v *viewer, total int64) {
+// readAll reads total bytes.
+func (p *pacedViewer) readAll(v *viewer, total int64) {
 	for p.got+p.skipped < total {
 		n := p.read(v)
 		for p.bursts && n == viewedPart && p.got+p.skipped < total {
@@ -77,9 +77,9 @@ func TestViewersDelayProgramsWithinBounds(t *testing.T) {
 						t.Fatal(err)
 					}
 					if p.pause > 0 {
-						reading.Go(func() { p.watch(v, total) })
+						reading.Go(func() { p.readAll(v, total) })
 					} else {
-						idle = append(idle, func() { p.watch(v, total) })
+						idle = append(idle, func() { p.readAll(v, total) })
 					}
 				}
 				began := time.Now()
@@ -90,8 +90,8 @@ func TestViewersDelayProgramsWithinBounds(t *testing.T) {
 				if took := time.Since(began); took > tt.longest {
 					t.Errorf("printing took %s, more than %s", took, tt.longest)
 				}
-				for _, watch := range idle {
-					watch()
+				for _, readAll := range idle {
+					readAll()
 				}
 				reading.Wait()
 				for i, p := range tt.viewers {
