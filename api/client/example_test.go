@@ -43,7 +43,7 @@ func startNode() *httptest.Server {
 			`data: {"seq":17,"type":"woke","sandbox":"k3f9x2m7q2az","sandbox_name":"shop","kind":"warm","cause":"preview","cursor":"8c1f2-204"}`+"\n\n")
 	})
 	mux.HandleFunc("GET /api/v1/sandbox/shop/exec", sortInput)
-	serveInside(mux, respond)
+	serveWork(mux, respond)
 	return httptest.NewServer(mux)
 }
 

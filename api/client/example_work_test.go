@@ -17,8 +17,8 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// serveInside adds what the node of the examples responds about the inside of a sandbox.
-func serveInside(mux *http.ServeMux, respond func(pattern string, status int, body string)) {
+// serveWork adds the responses of the node of the examples about work in a sandbox.
+func serveWork(mux *http.ServeMux, respond func(pattern string, status int, body string)) {
 	events := func(pattern string, events ...string) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
