@@ -118,12 +118,16 @@ func eventOf(e sandbox.Event) types.Event {
 		Cause:      types.Cause(e.Cause),
 		Reason:     types.StateReason(e.Reason),
 		Error:      e.Error,
+		Detail:     e.Detail,
 		Port:       e.Port,
 		Listening:  listeningOf(e.Listening),
 		Progress:   e.Progress,
 		Until:      e.Until,
 		Snapshot:   string(e.Snapshot),
 		Bytes:      e.Bytes,
+
+		MemoryBefore: e.MemoryBefore,
+		MemoryAfter:  e.MemoryAfter,
 	}
 	if e.Process != nil {
 		process := processOf(*e.Process)

@@ -80,6 +80,16 @@ type App struct {
 	StopAfter *caddy.Duration `json:"stop_after,omitempty"`
 	// The share of one CPU core above which a sandbox is not idle. Default: `0.05`.
 	IdleCPU *float64 `json:"idle_cpu,omitempty"`
+	// The time asleep (`1s` to `365d`) after which the memory of a sandbox is moved to swap, where
+	// [the machine has some](../operations.md#memory); `0` means never. Default: `1m`.
+	ReclaimAfter *caddy.Duration `json:"reclaim_after,omitempty"`
+	// The share of memory that stays available: below it, the sandboxes that have been asleep
+	// longest are stopped, one at a time. `0%` means never, for `memory_stall` neither. Default: `5%`.
+	MemoryReserve *float64 `json:"memory_reserve,omitempty"`
+	// The share of the last 10 seconds in which programs waited for memory from which on
+	// sleeping sandboxes are stopped, too, if less than four times `memory_reserve` is
+	// available; `0%` means never. Default: `10%`.
+	MemoryStall *float64 `json:"memory_stall,omitempty"`
 	// The time after which a wake has failed. Default: `1m`.
 	WakeTimeout caddy.Duration `json:"wake_timeout,omitempty"`
 	// The time after which a creation has failed, the pull of its image included. Default:
@@ -360,6 +370,15 @@ func (a *App) nodeConfig() (node.Config, error) {
 	}
 	if a.IdleCPU != nil {
 		sb.IdleCPU = *a.IdleCPU
+	}
+	if a.ReclaimAfter != nil {
+		sb.ReclaimAfter = time.Duration(*a.ReclaimAfter)
+	}
+	if a.MemoryReserve != nil {
+		sb.MemoryReserve = *a.MemoryReserve
+	}
+	if a.MemoryStall != nil {
+		sb.MemoryStall = *a.MemoryStall
 	}
 	set(&sb.WakeTimeout, time.Duration(a.WakeTimeout))
 	set(&sb.CreateTimeout, time.Duration(a.CreateTimeout))

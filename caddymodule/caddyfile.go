@@ -58,6 +58,9 @@ func init() {
 //		sleep_after             <duration>
 //		stop_after              <duration>
 //		idle_cpu                <cores>
+//		reclaim_after           <duration>
+//		memory_reserve          <percentage>
+//		memory_stall            <percentage>
 //		wake_timeout            <duration>
 //		create_timeout          <duration>
 //		stop_grace_period       <duration>
@@ -99,6 +102,9 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		"sleep_after":             &a.SleepAfter,
 		"stop_after":              &a.StopAfter,
 		"idle_cpu":                &a.IdleCPU,
+		"reclaim_after":           &a.ReclaimAfter,
+		"memory_reserve":          share{&a.MemoryReserve},
+		"memory_stall":            share{&a.MemoryStall},
 		"wake_timeout":            &a.WakeTimeout,
 		"create_timeout":          &a.CreateTimeout,
 		"stop_grace_period":       &a.StopGracePeriod,
@@ -223,6 +229,9 @@ type atLeast struct {
 	least int64
 }
 
+// share is a field of a share, which is written as a percentage.
+type share struct{ field **float64 }
+
 // readBlock reads the options of a block. It has for each the field, whose type decides what
 // the option accepts, or a function that reads it.
 func readBlock(d *caddyfile.Dispenser, block string, fields map[string]any) error {
@@ -260,6 +269,9 @@ func (o options) read(block string, fields map[string]any) error {
 	case **float64:
 		*to = new(float64)
 		return o.cores(*to)
+	case share:
+		*to.field = new(float64)
+		return o.percentage(*to.field)
 	case *caddy.Duration:
 		return o.positiveDuration(to)
 	case **caddy.Duration:
@@ -345,7 +357,7 @@ func (o options) duration(to *caddy.Duration) error {
 	})
 }
 
-// idleTime is for sleep_after and stop_after. Their range is package sandbox's.
+// idleTime is for sleep_after, stop_after and reclaim_after. Their range is package sandbox's.
 func (o options) idleTime(to *caddy.Duration) error {
 	name := o.Val()
 	if err := o.duration(to); err != nil {
@@ -389,6 +401,14 @@ func (o options) cores(to *float64) error {
 	return value(o, to, "it is a number of CPU cores, such as 0.25", func(text string) (float64, bool) {
 		n, err := strconv.ParseFloat(text, 64)
 		return n, err == nil && n > 0 && n <= 4096
+	})
+}
+
+func (o options) percentage(to *float64) error {
+	return value(o, to, "it is a percentage from 0% to below 100%, such as 5%", func(text string) (float64, bool) {
+		number, ok := strings.CutSuffix(text, "%")
+		n, err := strconv.ParseFloat(number, 64)
+		return n / 100, ok && err == nil && n >= 0 && n < 100
 	})
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/runtime/disk"
 	"github.com/doze-run/doze/runtime/freezer"
+	"github.com/doze-run/doze/runtime/memory"
 	"github.com/doze-run/doze/runtime/netns"
 	"github.com/doze-run/doze/runtime/podman"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -201,7 +202,7 @@ func OpenOn(ctx context.Context, cfg Config, records *store.Badger, log *slog.Lo
 	opened = append(opened, disks.Close)
 	n, err := Assemble(ctx, cfg, Backends{
 		Deps: sandbox.Deps{
-			Engine: engine, Disks: disks, Freezer: sandboxFreezer, Network: network, Store: records, PublicRoots: publicRoots, Restored: restored, Log: log,
+			Engine: engine, Disks: disks, Freezer: sandboxFreezer, Memory: memory.New(freezer.MountPoint, cfg.Cgroup), Network: network, Store: records, PublicRoots: publicRoots, Restored: restored, Log: log,
 			Creations: filepath.Join(nodesDir(storage), records.NodeID()+".creating"),
 			Origins:   filepath.Join(nodesDir(storage), records.NodeID()+".origins"),
 		},

@@ -9,10 +9,11 @@ type Event struct {
 	Time       time.Time      `json:"time" doc:"When it happened"`
 	Sandbox    string         `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
 	Kind       WakeKind       `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
-	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted and restored: how long it took, in milliseconds"`
+	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted, restored and memory_reclaimed: how long it took, in milliseconds"`
 	Cause      Cause          `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
 	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started"`
 	Error      string         `json:"error,omitempty" doc:"Description of what went wrong, for people"`
+	Detail     string         `json:"detail,omitempty" doc:"Of stopped because of memory_pressure: the measurement, for people" example:"1.1 GiB of 24 GiB of memory were available, the reserve is 5%"`
 	Port       uint16         `json:"port,omitempty" doc:"Of port_exposed, port_unexposed, port_opened and port_closed: the port"`
 	Listening  *ListeningPort `json:"listening,omitempty" doc:"Of port_opened and port_closed: what listens, or listened"`
 	Process    *Process       `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
@@ -20,6 +21,9 @@ type Event struct {
 	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted and restored: id of the snapshot" example:"s7k2m9x4q3bz"`
 	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted: disk space of what was copied; missing if nothing was" example:"247463936"`
 	Until      time.Time      `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
+
+	MemoryBefore int64 `json:"memory_before,omitempty" doc:"Of memory_reclaimed: bytes of memory that the sandbox held before" example:"243269632"`
+	MemoryAfter  int64 `json:"memory_after,omitempty" doc:"Of memory_reclaimed: bytes of memory that it holds since, while it sleeps" example:"20971520"`
 }
 
 // EventType is what happened. The server-sent event of an Event has the same name.
@@ -30,6 +34,7 @@ const (
 	EventTypeImagePullProgress EventType = "image_pull_progress"
 	EventTypeWoke              EventType = "woke"
 	EventTypeSlept             EventType = "slept"
+	EventTypeMemoryReclaimed   EventType = "memory_reclaimed" // from a sleeping sandbox, to swap
 	EventTypeStopped           EventType = "stopped"
 	EventTypeWakeFailed        EventType = "wake_failed"
 	EventTypeHeld              EventType = "held"
@@ -50,7 +55,7 @@ const (
 // Values returns all types.
 func (EventType) Values() []EventType {
 	return []EventType{
-		EventTypeCreated, EventTypeImagePullProgress, EventTypeWoke, EventTypeSlept, EventTypeStopped, EventTypeWakeFailed, EventTypeHeld,
+		EventTypeCreated, EventTypeImagePullProgress, EventTypeWoke, EventTypeSlept, EventTypeMemoryReclaimed, EventTypeStopped, EventTypeWakeFailed, EventTypeHeld,
 		EventTypeProcessStarted, EventTypeProcessExited, EventTypePortExposed, EventTypePortUnexposed, EventTypePortOpened, EventTypePortClosed,
 		EventTypeUpdated, EventTypeAdopted,
 		EventTypeDiskLost, EventTypeSnapshotted, EventTypeRestored, EventTypeDestroyed,

@@ -66,6 +66,7 @@ const (
 	StateReasonAdopted           StateReason = "adopted"            // adopted from quarantine
 	StateReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 	StateReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
+	StateReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
 )
 
 // Values returns all reasons.
@@ -74,6 +75,7 @@ func (StateReason) Values() []StateReason {
 		StateReasonIdle, StateReasonStopAfter, StateReasonRequested, StateReasonForced, StateReasonTTLExpired, StateReasonNodeShutdown,
 		StateReasonRecovered, StateReasonContainerExited, StateReasonContainerLost, StateReasonGuestUnresponsive,
 		StateReasonRecoveryFailed, StateReasonStopFailed, StateReasonCreateFailed, StateReasonAdopted, StateReasonRestored, StateReasonSlept,
+		StateReasonMemoryPressure,
 	}
 }
 

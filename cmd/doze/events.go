@@ -97,6 +97,8 @@ func eventDetails(e types.Event) string {
 	d.add(e.Cause != "", "for %s", e.Cause)
 	d.add(e.Reason != "", "%s", e.Reason)
 	d.add(e.Error != "", "%s", e.Error)
+	d.add(e.Detail != "", "%s", e.Detail)
+	d.add(e.MemoryBefore != 0, "from %s to %s", size(e.MemoryBefore), size(e.MemoryAfter))
 	d.add(e.Port != 0, "port %d", e.Port)
 	if l := e.Listening; l != nil {
 		d.add(l.Program != "", "%s, pid %d", l.Program, l.PID)

@@ -38,6 +38,8 @@ func TestTables(t *testing.T) {
 		{Type: "created", Time: at, DurationMS: 140},
 		{Type: "woke", Time: at, Kind: "warm", DurationMS: 0.26, Cause: "preview"},
 		{Type: "slept", Time: at, Reason: "idle"},
+		{Type: "memory_reclaimed", Time: at, DurationMS: 310, MemoryBefore: 232 << 20, MemoryAfter: 20 << 20},
+		{Type: "stopped", Time: at, Reason: "memory_pressure", Detail: "0.8 GiB of 24 GiB of memory were available, the reserve is 5%"},
 		{Type: "process_exited", Time: at, Process: &killed},
 		{Type: "port_exposed", Time: at, Port: 3000},
 		{Type: "held", Time: at, Until: at.Add(time.Hour)},

@@ -166,16 +166,10 @@ func controllers(_ context.Context, cfg Config) Finding {
 	if cfg.Cgroup == "" {
 		return failed(LevelWarning, "see cgroup", "no limit of a sandbox is enforced")
 	}
-	// The controllers enabled for the sandboxes count; before the first start, those
-	// available to the subtree.
-	text, err := cfg.Host.ReadFile(filepath.Join(cfg.Cgroup, "sandboxes", "cgroup.subtree_control"))
-	if errors.Is(err, fs.ErrNotExist) {
-		text, err = cfg.Host.ReadFile(filepath.Join(cfg.Cgroup, "cgroup.controllers"))
-	}
+	enforced, err := enforcedLimits(cfg)
 	if err != nil {
 		return failed(LevelWarning, "see cgroup", "%v", err)
 	}
-	enforced := strings.Fields(string(text))
 	missing := slices.DeleteFunc([]string{"cpu", "memory", "pids"}, func(c string) bool { return slices.Contains(enforced, c) })
 	if len(missing) == 0 {
 		return passed("cpu, memory and pids are enforced")
@@ -185,6 +179,62 @@ func controllers(_ context.Context, cfg Config) Finding {
 		remedy = "boot with systemd.unified_cgroup_hierarchy=1 (or cgroup_no_v1=all): cgroup v1 holds " + strings.Join(v1, ", ")
 	}
 	return failed(LevelWarning, remedy, "not enforced: %s", strings.Join(missing, ", "))
+}
+
+// enforcedLimits returns the controllers that are enabled for the sandboxes; before the first start,
+// those available to the subtree.
+func enforcedLimits(cfg Config) ([]string, error) {
+	text, err := cfg.Host.ReadFile(filepath.Join(cfg.Cgroup, "sandboxes", "cgroup.subtree_control"))
+	if errors.Is(err, fs.ErrNotExist) {
+		text, err = cfg.Host.ReadFile(filepath.Join(cfg.Cgroup, "cgroup.controllers"))
+	}
+	return strings.Fields(string(text)), err
+}
+
+// reclaim checks whether the memory of sleeping sandboxes can be moved to swap.
+func reclaim(_ context.Context, cfg Config) Finding {
+	const why = "sleeping sandboxes keep their memory until they are stopped"
+	if cfg.Cgroup == "" {
+		return failed(LevelWarning, "see cgroup", "%s: the node has no cgroup v2 subtree", why)
+	}
+	if enforced, err := enforcedLimits(cfg); err != nil || !slices.Contains(enforced, "memory") {
+		return failed(LevelWarning, "see limits", "%s: the node has no memory controller", why)
+	}
+	dir := filepath.Join(cfg.Cgroup, "sandboxes")
+	if _, err := cfg.Host.Stat(dir); err != nil { // before the first start
+		dir = cfg.Cgroup
+	}
+	if _, err := cfg.Host.Stat(filepath.Join(dir, "memory.reclaim")); err != nil {
+		return failed(LevelWarning, "boot Linux 5.19 or later", "%s: the kernel has no memory.reclaim", why)
+	}
+	var swap int64
+	text, err := cfg.Host.ReadFile("/proc/meminfo")
+	for line := range strings.Lines(string(text)) {
+		if kib, ok := strings.CutPrefix(line, "SwapTotal:"); ok {
+			_, err = fmt.Sscanf(kib, "%d kB", &swap)
+		}
+	}
+	if err != nil {
+		return failed(LevelWarning, "mount /proc as usual", "%s: the swap of the machine is unknown: %v", why, err)
+	}
+	if swap == 0 {
+		return failed(LevelWarning, "add zram or a swap file: docs/operations.md, Memory", "%s: the machine has no swap", why)
+	}
+	if text, err := cfg.Host.ReadFile(filepath.Join(cfg.Cgroup, "memory.swap.max")); err == nil && strings.TrimSpace(string(text)) == "0" {
+		return failed(LevelWarning, "MemorySwapMax=infinity in the unit", "%s: the node may not use swap", why)
+	}
+	return passed("the memory of sleeping sandboxes can move to %.1f GiB of swap", float64(swap)/(1<<20))
+}
+
+// stalls checks whether the kernel counts for how long programs wait for memory (PSI).
+func stalls(_ context.Context, cfg Config) Finding {
+	const file = "/proc/pressure/memory"
+	// A kernel may have the file and refuse to read it.
+	if text, err := cfg.Host.ReadFile(file); err != nil || !strings.Contains(string(text), "total=") {
+		return failed(LevelWarning, "boot with psi=1, or a kernel with CONFIG_PSI",
+			"the kernel does not count for how long programs wait for memory; sleeping sandboxes are stopped only below memory_reserve")
+	}
+	return passed("%s shows for how long programs wait for memory", file)
 }
 
 // heldByV1 returns the controllers that are bound to a cgroup v1 hierarchy: their

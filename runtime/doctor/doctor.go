@@ -82,6 +82,8 @@ func Check(ctx context.Context, cfg Config) []Finding {
 		{"runtime folder", runtimeDir},
 		{"cgroup", cgroup},
 		{"limits", controllers},
+		{"memory reclaim", reclaim},
+		{"memory pressure", stalls},
 		{"podman", podmanVersion},
 		{"programs", programs},
 		{"storage", storage},

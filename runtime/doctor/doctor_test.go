@@ -111,6 +111,10 @@ func healthyHost(t *testing.T) (*host, doctor.Config) {
 		"/sys/fs/cgroup/doze/cgroup.freeze":                    "0\n",
 		"/sys/fs/cgroup/doze/cgroup.subtree_control":           "cpu memory pids\n",
 		"/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control": "cpu memory pids\n",
+		"/sys/fs/cgroup/doze/sandboxes/memory.reclaim":         "",
+		"/sys/fs/cgroup/doze/memory.swap.max":                  "max\n",
+		"/proc/meminfo":                                        "MemTotal:        8388608 kB\nSwapTotal:       4194304 kB\n",
+		"/proc/pressure/memory":                                "some avg10=0.00 avg60=0.00 avg300=0.00 total=12\n",
 		"/dev/net/tun":                                         "",
 		"/usr/bin/podman":                                      "",
 		"/usr/bin/crun":                                        "",
@@ -202,11 +206,32 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 			"cgroup", doctor.LevelError, "Linux 5.2", false},
 		{"controllers not delegated", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control", "cpu\n")
-		}, "limits", doctor.LevelWarning, "Delegate=yes", false},
+		}, "limits", doctor.LevelWarning, "Delegate=yes", true},
 		{"controllers in cgroup v1", func(t *testing.T, h *host, _ *doctor.Config) {
 			h.write(t, "/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control", "")
 			h.write(t, "/proc/cgroups", "cpu\t1\t1\t1\nmemory\t4\t1\t1\npids\t8\t1\t1\n")
-		}, "limits", doctor.LevelWarning, "cgroup v1 holds cpu, memory, pids", false},
+		}, "limits", doctor.LevelWarning, "cgroup v1 holds cpu, memory, pids", true},
+		{"no memory controller", func(t *testing.T, h *host, _ *doctor.Config) {
+			h.write(t, "/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control", "cpu pids\n")
+		}, "memory reclaim", doctor.LevelWarning, "see limits", true},
+		{"a kernel without memory.reclaim", func(t *testing.T, h *host, _ *doctor.Config) {
+			h.remove(t, "/sys/fs/cgroup/doze/sandboxes/memory.reclaim")
+		}, "memory reclaim", doctor.LevelWarning, "Linux 5.19", false},
+		{"a kernel without memory.reclaim, before the first start", func(t *testing.T, h *host, _ *doctor.Config) {
+			h.remove(t, "/sys/fs/cgroup/doze/sandboxes")
+		}, "memory reclaim", doctor.LevelWarning, "Linux 5.19", false},
+		{"no swap", func(t *testing.T, h *host, _ *doctor.Config) {
+			h.write(t, "/proc/meminfo", "MemTotal: 8388608 kB\nSwapTotal: 0 kB\n")
+		}, "memory reclaim", doctor.LevelWarning, "zram", false},
+		{"a kernel without swap", func(t *testing.T, h *host, _ *doctor.Config) {
+			h.write(t, "/proc/meminfo", "MemTotal: 8388608 kB\n")
+		}, "memory reclaim", doctor.LevelWarning, "zram", false},
+		{"no swap for the unit", func(t *testing.T, h *host, _ *doctor.Config) {
+			h.write(t, "/sys/fs/cgroup/doze/memory.swap.max", "0\n")
+		}, "memory reclaim", doctor.LevelWarning, "MemorySwapMax=infinity", false},
+		{"a kernel without PSI", func(t *testing.T, h *host, _ *doctor.Config) {
+			h.remove(t, "/proc/pressure")
+		}, "memory pressure", doctor.LevelWarning, "psi=1", false},
 		{"no podman", func(t *testing.T, h *host, _ *doctor.Config) { h.remove(t, "/usr/bin/podman") },
 			"podman", doctor.LevelError, "apt-get install podman", true},
 		{"an old podman", func(_ *testing.T, h *host, _ *doctor.Config) {
@@ -302,7 +327,7 @@ func TestWithoutASubtreeSandboxesStillRun(t *testing.T) {
 			failures++
 		}
 	}
-	if failures != 2 || !doctor.CanRun(findings) {
+	if failures != 3 || !doctor.CanRun(findings) { // no freezer, no limits, no reclaim
 		t.Errorf("%+v", findings)
 	}
 }

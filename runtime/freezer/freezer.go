@@ -1,5 +1,5 @@
 // Package freezer freezes and thaws sandboxes with the freezer of cgroup v2, sets
-// their limits, and reads their CPU time and memory.
+// their limits, reads their CPU time and memory, and reclaims the memory of sleeping ones.
 //
 // Each sandbox has one cgroup, <subtree>/sandboxes/<id>; its container's cgroups are
 // below it. That cgroup belongs to the node, not to the engine or the container, so
@@ -46,6 +46,9 @@ const (
 	// smallest quota that the kernel accepts, both in microseconds.
 	cpuPeriod   = 100_000
 	cpuQuotaMin = 1_000
+
+	// swapMax is missing in a kernel without swap accounting.
+	swapMax = "memory.swap.max"
 
 	// removeWait bounds how long Remove waits for killed processes to exit, which
 	// takes milliseconds.
@@ -199,12 +202,11 @@ func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) 
 
 // setLimits writes the limits whose controllers are enabled.
 func (f *Freezer) setLimits(dir string, limits sandbox.Limits) error {
-	// Otherwise a sandbox at its limit uses the node's swap.
+	// Otherwise a sandbox at its limit uses the node's swap. Reclaim lifts this for itself.
 	swap := "0"
 	if limits.Memory == 0 {
 		swap = "max"
 	}
-	const swapMax = "memory.swap.max" // missing in a kernel without swap accounting
 	for _, limit := range []struct{ controller, file, value string }{
 		{"cpu", "cpu.max", cpuMax(limits.CPUs)},
 		{"memory", "memory.max", orMax(limits.Memory)},

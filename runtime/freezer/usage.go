@@ -20,14 +20,11 @@ import (
 // frozen.
 func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (int64, error) {
 	return f.measure(id, "memory", func(dir string) (int64, error) {
-		text, err := os.ReadFile(filepath.Join(dir, "memory.current"))
+		n, err := number(dir, "memory.current")
 		if errors.Is(err, fs.ErrNotExist) {
 			return ResidentMemory(dir)
 		}
-		if err != nil {
-			return 0, err
-		}
-		return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		return n, err
 	})
 }
 

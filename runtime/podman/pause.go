@@ -124,6 +124,14 @@ func (p *Pauser) Memory(ctx context.Context, id sandbox.ID) (int64, error) {
 	return freezer.ResidentMemory(dir)
 }
 
+// Reclaim implements sandbox.Freezer: Podman cannot.
+func (p *Pauser) Reclaim(_ context.Context, id sandbox.ID) (sandbox.Reclaimed, error) {
+	if _, err := p.find(id); err != nil {
+		return sandbox.Reclaimed{}, err
+	}
+	return sandbox.Reclaimed{}, errors.ErrUnsupported
+}
+
 // Remove forgets the sandbox.
 func (p *Pauser) Remove(id sandbox.ID) error {
 	p.mu.Lock()

@@ -596,14 +596,14 @@ func TestSpareInterpreterIsNotStartedWithoutMemory(t *testing.T) {
 	testkit.NoError(t, "Create", err)
 	testkit.Eventually(t, "the interpreter is started", func() bool { return spareOf(t, n.Manager, sb.ID) != "" })
 	limit := n.Freezer.Limits(sb.ID).Memory
-	n.Freezer.UseMemory(sb.ID, limit/2)
+	n.Freezer.SetMemory(sb.ID, limit/2)
 	mustRun(t, n.Manager, sb.ID, "python", "value 2", "2")
 	n.Log.Await("skipped a spare interpreter")
 	if spare := spareOf(t, n.Manager, sb.ID); spare != "" {
 		t.Errorf("the spare interpreter %s was started", spare)
 	}
 	// The next context finds memory again.
-	n.Freezer.UseMemory(sb.ID, limit/2-1)
+	n.Freezer.SetMemory(sb.ID, limit/2-1)
 	mustRun(t, n.Manager, sb.ID, "javascript", "value 2", "2")
 	_, err = n.Manager.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{Language: sandbox.Python})
 	testkit.NoError(t, "OpenContext", err)

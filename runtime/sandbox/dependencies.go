@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// The Manager's dependencies. Engine, Disks, Freezer, Network and Uplink have a conformance suite
-// each (packages enginetest, diskstest, freezertest, networktest and uplinktest) that the real
-// implementation and the fake both pass. Tests use the real Store, in memory.
+// The Manager's dependencies. Engine, Disks, Freezer, Memory, Network and Uplink have a conformance
+// suite each (packages enginetest, diskstest, freezertest, memorytest, networktest and uplinktest)
+// that the real implementation and the fake both pass. Tests use the real Store, in memory.
 
 // Limits of a sandbox. Zero means no limit.
 type Limits struct {
@@ -110,11 +110,40 @@ type Freezer interface {
 	// counted, otherwise the sum of its processes' resident memory, which counts a shared
 	// page once for each process.
 	Memory(ctx context.Context, id ID) (int64, error)
+	// Reclaim moves as much as it can of the sandbox's memory to swap, and drops its cached
+	// files. The memory returns page by page when the processes use it. It does not wait for a
+	// Freeze or Thaw, nor they for it. When ctx ends, it returns soon with what it has reclaimed
+	// by then, without an error. Where the kernel cannot do that, it returns
+	// errors.ErrUnsupported (wrapped) and has changed nothing.
+	Reclaim(ctx context.Context, id ID) (Reclaimed, error)
 	// Remove forgets the sandbox and removes its cgroup, which must be empty
 	// of processes. Idempotent.
 	Remove(id ID) error
 	// Enforced names the limits that are enforced: "cpu", "memory", "pids".
 	Enforced() []string
+}
+
+// Reclaimed are the bytes that a sandbox held before and after its memory was reclaimed.
+type Reclaimed struct{ Before, After int64 }
+
+// Memory reads how much memory is left to the node and its sandboxes. Its method may be called
+// concurrently, and takes microseconds.
+type Memory interface {
+	Read() (MemoryState, error)
+}
+
+// MemoryState is what is left of the memory that the node and its sandboxes share.
+type MemoryState struct {
+	At time.Time
+	// Total and Available are the bytes of the machine, or of a cgroup around the node whose
+	// limit leaves it a smaller share.
+	Total, Available int64
+	// Swap are the bytes that may still be moved to swap, zram included.
+	Swap int64
+	// Stalled is for how long, since some time before, one program or more waited for memory. It
+	// is valid if Stalls: not every kernel counts it.
+	Stalled time.Duration
+	Stalls  bool
 }
 
 // Disks makes snapshots of the disks of an Engine's containers. The Engine creates containers

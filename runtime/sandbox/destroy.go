@@ -74,7 +74,7 @@ func (b *liveSandbox) destroyDue(ctx context.Context, reason StateReason, due fu
 	return nil
 }
 
-// interrupt cancels the creation or the wake under way.
+// interrupt cancels the creation, the wake or the reclaim under way.
 func (b *liveSandbox) interrupt() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -83,6 +83,9 @@ func (b *liveSandbox) interrupt() {
 	}
 	if b.wake != nil {
 		b.wake.end(ErrDestroyed)
+	}
+	if b.endReclaim != nil {
+		b.endReclaim()
 	}
 }
 

@@ -53,6 +53,33 @@ func (m *Manager) ConnectKernel(id ID, c Context) error {
 	return err
 }
 
+// Relieve does what is due when MemoryInterval has passed, without reading again immediately. It
+// reports whether that is due.
+func (m *Manager) Relieve() (again bool) { return m.relieve(m.ctx) }
+
+// StopForMemory stops a sandbox that was chosen because memory is short.
+func (m *Manager) StopForMemory(id ID) error {
+	return m.liveByID(id).stop(m.ctx, modePressure, ending{reason: ReasonMemoryPressure})
+}
+
+// Reclaiming reports whether memory is being reclaimed.
+func (m *Manager) Reclaiming() bool {
+	m.reclaims.mu.Lock()
+	defer m.reclaims.mu.Unlock()
+	return m.reclaims.running
+}
+
+// AddSleeping adds sleeping sandboxes without a container, which exist in memory only.
+func (m *Manager) AddSleeping(count int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for range count {
+		b := m.newLiveSandbox(Sandbox{ID: NewID(), State: StateAsleep, StateSince: time.Now()})
+		close(b.made)
+		m.sandboxes[b.id] = b
+	}
+}
+
 // FeedSize is how many events the feed keeps.
 const FeedSize = feedSize
 

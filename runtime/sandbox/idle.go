@@ -46,8 +46,8 @@ func (b *liveSandbox) idleIn() time.Duration {
 }
 
 // nextCheck is when runCheck has something to do in the sandbox's present state: it may be
-// idle, asleep for stop_after, stopped while its container runs on, detached from the
-// Uplink, or expired. If ok is false it needs no check.
+// idle, asleep for reclaim_after or stop_after, stopped while its container runs on, detached
+// from the Uplink, or expired. If ok is false it needs no check.
 func (b *liveSandbox) nextCheck() (d time.Duration, ok bool) {
 	d, ok = b.nextCheckOfState()
 	if again := b.retryIn(); b.cutOff.Load() && (!ok || d > again) {
@@ -74,8 +74,12 @@ func (b *liveSandbox) nextCheckOfState() (d time.Duration, ok bool) {
 			return min(every, left), true
 		}
 		return minCheck, true
-	case sb.State == StateAsleep && sb.StopAfter != 0:
-		return max(b.stopIn(), 0), true
+	case sb.State == StateAsleep:
+		d, ok = b.reclaimIn()
+		if left := b.stopIn(); sb.StopAfter != 0 && (!ok || left < d) {
+			d, ok = left, true
+		}
+		return max(d, 0), ok
 	case sb.State == StateStopped && b.leftover.Load():
 		return b.retryIn(), true
 	}
@@ -123,7 +127,10 @@ func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 			return b.sleep(ctx, modeIdle, ReasonIdle)
 		}
 	case StateAsleep:
-		return b.stop(ctx, modeIdle, ReasonStopAfter)
+		if left, due := b.reclaimIn(); due && left <= 0 {
+			b.m.reclaimLater(b)
+		}
+		return b.stop(ctx, modeIdle, ending{reason: ReasonStopAfter})
 	case StateStopped:
 		left := func() bool { return b.state() == StateStopped && b.leftover.Load() }
 		return b.lockedIf(ctx, left, func() { b.kill(ctx, 0) })

@@ -41,7 +41,7 @@ func (b *liveSandbox) lifeLine(ev Event) (slog.Record, bool) {
 	line := slog.NewRecord(ev.Time, level, message, 0)
 	line.AddAttrs(slog.String("sandbox", string(b.id)), slog.String("sandbox_name", sb.Name), slog.String("owner", sb.Owner))
 	for _, attr := range []slog.Attr{
-		slog.String("kind", string(ev.Kind)), slog.String("cause", string(ev.Cause)), slog.String("reason", string(ev.Reason)), slog.String("error", ev.Error),
+		slog.String("kind", string(ev.Kind)), slog.String("cause", string(ev.Cause)), slog.String("reason", string(ev.Reason)), slog.String("detail", ev.Detail), slog.String("error", ev.Error),
 	} {
 		if attr.Value.String() != "" {
 			line.AddAttrs(attr)

@@ -39,6 +39,9 @@ type liveSandbox struct {
 	cutOff atomic.Bool
 	// startUp is the start of declared processes that goes on after a cold wake, or nil.
 	startUp atomic.Pointer[startUp]
+	// reclaimed is the StateSince, in Unix nanoseconds, of the last sleep in which its memory was
+	// reclaimed or is queued for that.
+	reclaimed atomic.Int64
 	// failures in a row of runCheck, see retryIn.
 	failures atomic.Int32
 	// view is the record that readers get; it is replaced under mu, never changed.
@@ -55,18 +58,19 @@ type liveSandbox struct {
 	portEvents *rate.Limiter
 	lines      *loglimit.Limit
 
-	mu       sync.Mutex
-	wake     *wake                   // in flight, or nil
-	made     chan struct{}           // closed when the creation has ended
-	makeErr  error                   // of the creation, valid once made is closed
-	endMake  context.CancelCauseFunc // of the creation
-	gone     bool                    // being destroyed, or its creation failed
-	timer    *time.Timer             // of runCheck, see idle.go
-	cpu      cpuSample
-	endWatch context.CancelFunc // ends the watcher of this run of the guest
-	drained  chan struct{}      // closed when that watcher has read all events
-	kernels  kernels
-	trusts   string // digest of the CAs that this run of the guest has
+	mu         sync.Mutex
+	wake       *wake                   // in flight, or nil
+	made       chan struct{}           // closed when the creation has ended
+	makeErr    error                   // of the creation, valid once made is closed
+	endMake    context.CancelCauseFunc // of the creation
+	endReclaim context.CancelFunc      // of the reclaim under way, or nil
+	gone       bool                    // being destroyed, or its creation failed
+	timer      *time.Timer             // of runCheck, see idle.go
+	cpu        cpuSample
+	endWatch   context.CancelFunc // ends the watcher of this run of the guest
+	drained    chan struct{}      // closed when that watcher has read all events
+	kernels    kernels
+	trusts     string // digest of the CAs that this run of the guest has
 
 	eventMu   sync.Mutex // held while an event is sent, so that events keep their order; guards:
 	seq       uint64     // of the newest event
@@ -229,6 +233,9 @@ func (b *liveSandbox) setStateIf(may func() bool, s State, reason StateReason) (
 		if entered = may(); entered {
 			sb.State, sb.StateReason, sb.StateSince = s, reason, time.Now().UTC()
 			sb.Condition = Condition{}
+			if s != StateAsleep && b.endReclaim != nil {
+				b.endReclaim() // it uses its memory again
+			}
 			if reason == ReasonContainerLost {
 				sb.Condition = Condition{Code: ConditionDiskLost, Message: diskLostMessage, Since: sb.StateSince}
 			}

@@ -20,6 +20,7 @@ type Deps struct {
 	Engine  Engine
 	Disks   Disks // of the Engine's containers
 	Freezer Freezer
+	Memory  Memory // nil: no memory is reclaimed, and no sandbox is stopped for want of it
 	Network Network
 	Store   Store
 	// PublicRoots returns the PEM of the public CAs for images that have none. If it is nil,
@@ -54,6 +55,11 @@ type Manager struct {
 	retries   retries
 
 	snapshots snapshots
+
+	memory       atomic.Pointer[MemoryState] // as last read; nil before
+	memoryFailed atomic.Bool                 // the last read failed
+	reclaims     reclaims
+	pressure     pressure
 
 	messages *quota.Pool // memory for messages of kernels
 
@@ -102,6 +108,8 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	}
 	m.deps.Engine = countedEngine{deps.Engine, m.metrics.engineErrors}
 	m.cfg.Store(&cfg)
+	m.reclaims.possible.Store(slices.Contains(deps.Freezer.Enforced(), "memory"))
+	m.readMemory()
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	m.spawn(m.journal.run)
 	return m, nil
@@ -114,10 +122,14 @@ func (m *Manager) Configure(cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	if have := m.config().RunDir; cfg.RunDir != have {
+	before := m.config()
+	if have := before.RunDir; cfg.RunDir != have {
 		return &InvalidError{Field: "data", Reason: "cannot change while the node runs", Want: "keep " + have + ", or restart the node"}
 	}
 	m.cfg.Store(&cfg)
+	if cfg.ReclaimAfter != before.ReclaimAfter {
+		m.armSleeping()
+	}
 	return nil
 }
 

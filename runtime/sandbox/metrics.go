@@ -14,6 +14,10 @@ type metrics struct {
 	wakeFailures prometheus.Counter
 	engineErrors *prometheus.CounterVec
 	events       *prometheus.CounterVec
+
+	reclaimBytes  *prometheus.CounterVec
+	pressureStops *prometheus.CounterVec
+	underPressure prometheus.Gauge
 }
 
 // A warm wake takes about 0.1 ms, a cold one 50 ms and more.
@@ -25,6 +29,7 @@ var (
 	quarantinedDesc = prometheus.NewDesc("doze_quarantined_sandboxes", "Containers and run folders without a record.", nil, nil)
 	waitersDesc     = prometheus.NewDesc("doze_wake_waiters", "Callers that wait for a wake.", nil, nil)
 	cpuDesc         = prometheus.NewDesc("doze_sandbox_cpu_seconds_total", "CPU time of a sandbox since its cgroup was made.", []string{"sandbox", "sandbox_name"}, nil)
+	availableDesc   = prometheus.NewDesc("doze_memory_available_bytes", "Memory that is left to the node and its sandboxes.", nil, nil)
 	memoryDesc      = prometheus.NewDesc("doze_sandbox_memory_bytes", "Memory of a sandbox that runs or is asleep.", []string{"sandbox", "sandbox_name"}, nil)
 )
 
@@ -45,7 +50,29 @@ func newMetrics() *metrics {
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "doze_sandbox_events_total", Help: "Changes in the life of sandboxes by type.",
 		}, []string{"type"}),
+		reclaimBytes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "doze_reclaim_memory_bytes_total", Help: "Memory of sleeping sandboxes before and after it was reclaimed.",
+		}, []string{"moment"}),
+		pressureStops: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "doze_memory_pressure_stops_total", Help: "Sleeping sandboxes that were stopped, or were to be, because memory was short.",
+		}, []string{"outcome"}),
+		underPressure: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "doze_memory_pressure", Help: "Whether memory is short: 0 or 1.",
+		}),
 	}
+}
+
+func (s *metrics) reclaimed(r Reclaimed) {
+	s.reclaimBytes.WithLabelValues("before").Add(float64(r.Before))
+	s.reclaimBytes.WithLabelValues("after").Add(float64(r.After))
+}
+
+func (s *metrics) pressure(lasts bool) {
+	value := 0.0
+	if lasts {
+		value = 1
+	}
+	s.underPressure.Set(value)
 }
 
 func (s *metrics) woke(kind WakeKind, cause Cause, took time.Duration) {
@@ -55,7 +82,7 @@ func (s *metrics) woke(kind WakeKind, cause Cause, took time.Duration) {
 
 // collectors are the metrics that are counted as they happen.
 func (s *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{s.wakes, s.wakeSeconds, s.wakeFailures, s.engineErrors, s.events}
+	return []prometheus.Collector{s.wakes, s.wakeSeconds, s.wakeFailures, s.engineErrors, s.events, s.reclaimBytes, s.pressureStops, s.underPressure}
 }
 
 // Describe implements prometheus.Collector.
@@ -63,7 +90,7 @@ func (m *Manager) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range m.metrics.collectors() {
 		c.Describe(ch)
 	}
-	for _, desc := range []*prometheus.Desc{sandboxesDesc, cpuDesc, memoryDesc, leasesDesc, waitersDesc, quarantinedDesc} {
+	for _, desc := range []*prometheus.Desc{sandboxesDesc, cpuDesc, memoryDesc, leasesDesc, waitersDesc, quarantinedDesc, availableDesc} {
 		ch <- desc
 	}
 }
@@ -91,6 +118,9 @@ func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	m.collectUsage(ch, live)
 	for state, n := range states {
 		ch <- prometheus.MustNewConstMetric(sandboxesDesc, prometheus.GaugeValue, float64(n), string(state))
+	}
+	if memory := m.memory.Load(); memory != nil {
+		ch <- prometheus.MustNewConstMetric(availableDesc, prometheus.GaugeValue, float64(memory.Available))
 	}
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))
 	ch <- prometheus.MustNewConstMetric(waitersDesc, prometheus.GaugeValue, float64(m.waiting.Load()))

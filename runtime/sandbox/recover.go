@@ -71,6 +71,9 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.started = true
 	m.mu.Unlock()
 	m.spawn(m.maintainSnapshots)
+	if m.deps.Memory != nil {
+		m.spawn(m.watchMemory)
+	}
 	return nil
 }
 
@@ -266,7 +269,7 @@ func (b *liveSandbox) adoptGuest(ctx context.Context, wait time.Duration) error 
 // lock.
 func (b *liveSandbox) stopUnusable(ctx context.Context, why error) {
 	b.m.log.Error("failed to adopt a sandbox, stopping it", "sandbox", b.id, "error", why)
-	b.ended(ReasonRecoveryFailed, why.Error())
+	b.ended(ending{reason: ReasonRecoveryFailed, failure: why.Error()})
 	b.failed(ConditionRecoveryFailed, fmt.Errorf("it could not be adopted, and was stopped: %w", why))
 	b.kill(ctx, b.m.config().StopGrace)
 }

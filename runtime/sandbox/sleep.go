@@ -22,7 +22,15 @@ const (
 	modeRequested             // unless a lease is held; a sleep ends a hold
 	modeForced                // although leases are held; a sleep ends a hold
 	modeShutdown              // although leases are held; holds stay
+	modePressure              // only one that is asleep, without a lease, a hold and a wake under way
 )
+
+// ending is why a sandbox stops.
+type ending struct {
+	reason  StateReason
+	failure string // of the error that ended it; empty without one
+	detail  string // the measurement that led to it, for people; may be empty
+}
 
 // Sleep puts the sandbox to sleep and returns it. A sandbox whose memory does not persist
 // is stopped. It does nothing to a sandbox that is asleep or stopped, and ends a
@@ -133,7 +141,7 @@ func (b *liveSandbox) sleepStopped(ctx context.Context, how mode) error {
 	if how == modeIdle {
 		reason = ReasonIdle
 	}
-	if err := b.stopLocked(ctx, how, reason, b.m.config().StopGrace); err != nil {
+	if err := b.stopLocked(ctx, how, ending{reason: reason}, b.m.config().StopGrace); err != nil {
 		return err
 	}
 	if how != modeIdle {
@@ -190,23 +198,23 @@ func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason)
 			return err
 		}
 		// The end of the caller's context does not interrupt a stop halfway.
-		return m.do(ctx, func(ctx context.Context) error { return b.stop(ctx, how, reason) })
+		return m.do(ctx, func(ctx context.Context) error { return b.stop(ctx, how, ending{reason: reason}) })
 	})
 }
 
 // stopSlack is how long the engine may take to stop a container beyond the grace.
 const stopSlack = 30 * time.Second
 
-func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) error {
+func (b *liveSandbox) stop(ctx context.Context, how mode, why ending) error {
 	if err := b.lockUsable(ctx); err != nil {
 		return err
 	}
 	defer b.unlockTransition()
 	// It may have been woken while this waited for the lock.
-	if how == modeIdle && (b.state() != StateAsleep || b.stopIn() > 0) {
+	if how == modeIdle && (b.state() != StateAsleep || b.stopIn() > 0) || how == modePressure && !b.unused() {
 		return errNotIdle
 	}
-	if err := b.stopLocked(ctx, how, reason, b.m.config().StopGrace); err != nil {
+	if err := b.stopLocked(ctx, how, why, b.m.config().StopGrace); err != nil {
 		return err
 	}
 	b.discardDisk(ctx)
@@ -215,7 +223,7 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 
 // stopLocked is the only transition to StateStopped that is not forced by the end of the
 // container. Needs the transition lock.
-func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReason, grace time.Duration) error {
+func (b *liveSandbox) stopLocked(ctx context.Context, how mode, why ending, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+stopSlack)
 	defer cancel()
 	before := b.state()
@@ -229,6 +237,7 @@ func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReas
 		if how == modeRequested && b.leases() > 0 {
 			return b.busy()
 		}
+		b.interruptReclaim()
 		// Its processes may end by themselves.
 		if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil {
 			return b.failed(ConditionStopFailed, fmt.Errorf("thaw %s to stop it: %w", b.id, err))
@@ -239,7 +248,7 @@ func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReas
 	contexts := b.view.Load().Contexts
 	err := b.m.deps.Engine.Stop(ctx, b.id, grace)
 	if errors.Is(err, ErrNoContainer) {
-		err, reason = nil, ReasonContainerLost
+		err, why = nil, ending{reason: ReasonContainerLost}
 	}
 	if err != nil {
 		err = fmt.Errorf("stop %s: %w", b.id, err)
@@ -252,7 +261,7 @@ func (b *liveSandbox) stopLocked(ctx context.Context, how mode, reason StateReas
 	}
 	b.drainEvents(ctx)
 	b.ignoreKernelEnds(contexts)
-	b.ended(reason, "")
+	b.ended(why)
 	// It has stopped; on a full disk the journal writes that later.
 	if err := b.save(ctx); err != nil && !errors.Is(err, ErrStoreFull) {
 		return err
@@ -296,16 +305,15 @@ func (b *liveSandbox) refreeze(ctx context.Context) error {
 	return fmt.Errorf("freeze %s again: %w", b.id, err)
 }
 
-// ended marks the sandbox as stopped: its container no longer runs. failure describes the
-// error that ended it, or is empty. Needs the transition lock.
-func (b *liveSandbox) ended(reason StateReason, failure string) {
+// ended marks the sandbox as stopped: its container no longer runs. Needs the transition lock.
+func (b *liveSandbox) ended(why ending) {
 	b.closeNow()
 	b.disconnect()
 	b.endStart(b.startUp.Load())
-	b.change(func(sb *Sandbox) { sb.endRun(reason) })
-	b.setState(StateStopped, reason)
+	b.change(func(sb *Sandbox) { sb.endRun(why.reason) })
+	b.setState(StateStopped, why.reason)
 	b.arm() // it may expire
-	b.emit(Event{Type: EventStopped, Reason: reason, Error: failure})
+	b.emit(Event{Type: EventStopped, Reason: why.reason, Error: why.failure, Detail: why.detail})
 }
 
 // kill ends the container of a sandbox that is marked as stopped. After a failure runCheck

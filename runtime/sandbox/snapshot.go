@@ -372,7 +372,7 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (r
 		how = modeForced
 	}
 	ran = b.state() == StateRunning
-	if err := b.stopLocked(ctx, how, ReasonRestored, 0); err != nil {
+	if err := b.stopLocked(ctx, how, ending{reason: ReasonRestored}, 0); err != nil {
 		return false, err
 	}
 	b.m.snapshots.changing.Lock()

@@ -47,6 +47,7 @@ const (
 	ReasonAdopted           StateReason = "adopted"            // from quarantine
 	ReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 	ReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
+	ReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
 )
 
 // Condition is a fault of a sandbox.
@@ -271,6 +272,7 @@ const (
 	EventImagePull     EventType = "image_pull_progress"
 	EventWoke          EventType = "woke"
 	EventSlept         EventType = "slept"
+	EventReclaimed     EventType = "memory_reclaimed" // from it, while it sleeps
 	EventStopped       EventType = "stopped"
 	EventWakeFailed    EventType = "wake_failed"
 	EventHeld          EventType = "held"
@@ -298,11 +300,12 @@ type Event struct {
 	Time    time.Time `json:"time"`
 	Sandbox ID        `json:"sandbox"`
 	Kind    WakeKind  `json:"kind,omitempty"` // woke
-	// DurationMS is how long it took: woke, created, snapshotted, restored.
+	// DurationMS is how long it took: woke, created, snapshotted, restored, memory_reclaimed.
 	DurationMS float64          `json:"duration_ms,omitempty"`
 	Cause      Cause            `json:"cause,omitempty"`  // woke, wake_failed
 	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed
 	Error      string           `json:"error,omitempty"`  // stopped, wake_failed, disk_lost: description of the failure, for people
+	Detail     string           `json:"detail,omitempty"` // stopped: the measurement that led to it, for people
 	Port       uint16           `json:"port,omitempty"`
 	Listening  *guest.Listening `json:"listening,omitempty"` // port_opened, port_closed
 	Process    *guest.Process   `json:"process,omitempty"`
@@ -310,4 +313,7 @@ type Event struct {
 	Until      time.Time        `json:"until,omitzero"`     // held
 	Snapshot   SnapshotID       `json:"snapshot,omitempty"` // snapshotted, restored
 	Bytes      int64            `json:"bytes,omitempty"`    // snapshotted: of the disk, 0 if it was not copied
+	// MemoryBefore and MemoryAfter are the bytes that the sandbox held: memory_reclaimed.
+	MemoryBefore int64 `json:"memory_before,omitempty"`
+	MemoryAfter  int64 `json:"memory_after,omitempty"`
 }

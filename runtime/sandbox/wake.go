@@ -190,9 +190,9 @@ func (b *liveSandbox) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 			return WakeNone, errors.Join(err, inspectErr)
 		}
 		if inspectErr != nil {
-			b.ended(ReasonContainerLost, "")
+			b.ended(ending{reason: ReasonContainerLost})
 		} else {
-			b.ended(ReasonContainerExited, "its container ended while asleep")
+			b.ended(ending{reason: ReasonContainerExited, failure: "its container ended while asleep"})
 		}
 		return b.startFor(ctx, w)
 	case StateStopped:

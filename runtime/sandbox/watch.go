@@ -175,7 +175,7 @@ func (b *liveSandbox) probeGuest(ctx context.Context) {
 				return // the next start of the node decides
 			}
 			b.m.log.Error("failed to reach a guest, killing it", "sandbox", b.id, "error", helloErr)
-			b.ended(ReasonGuestUnresponsive, fmt.Sprintf("its guest did not respond: %v", helloErr))
+			b.ended(ending{reason: ReasonGuestUnresponsive, failure: fmt.Sprintf("its guest did not respond: %v", helloErr)})
 			b.kill(ctx, 0)
 			return
 		}
@@ -203,11 +203,11 @@ func (b *liveSandbox) foundEnded(ctx context.Context) bool {
 	c, err := b.m.deps.Engine.Inspect(ctx, b.id)
 	switch {
 	case err == nil && c.State != ContainerRunning && c.State != ContainerPaused:
-		b.ended(ReasonContainerExited, fmt.Sprintf("its container exited with code %d", c.ExitCode))
+		b.ended(ending{reason: ReasonContainerExited, failure: fmt.Sprintf("its container exited with code %d", c.ExitCode)})
 		b.kill(ctx, 0)
 		return true
 	case errors.Is(err, ErrNoContainer):
-		b.ended(ReasonContainerLost, "")
+		b.ended(ending{reason: ReasonContainerLost})
 		return true
 	}
 	return false

@@ -3,6 +3,7 @@ package freezertest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -44,6 +45,8 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"AnEmptySandboxFreezes", emptyFreezes},
 		{"CPUTimeCountsRunningProcesses", cpuTime},
 		{"MemoryCountsProcessesFrozenOrNot", memory},
+		{"ReclaimLeavesTheSandboxAsItIs", reclaim},
+		{"ReclaimEndsWithItsContext", reclaimEnded},
 		{"UnknownSandboxesAreErrors", unknown},
 		{"RemovedSandboxIsUnknown", remove},
 		{"FreezeAndThawAreSafeForConcurrentUse", concurrent},
@@ -256,14 +259,61 @@ func memory(s *suite) {
 	check("frozen")
 }
 
+// supported reports whether the Freezer can reclaim memory. If not, the error is
+// ErrUnsupported, and nothing has changed.
+func (s *suite) supported(err error) bool {
+	s.Helper()
+	if errors.Is(err, errors.ErrUnsupported) {
+		s.Logf("not supported here: %v", err)
+		return false
+	}
+	testkit.NoError(s, "Reclaim", err)
+	return true
+}
+
+func reclaim(s *suite) {
+	b, reference := s.box(2), s.box(1)
+	for _, frozen := range []bool{true, false} {
+		if frozen {
+			b.freeze()
+		}
+		r, err := s.Freezer.Reclaim(s.ctx, b.id)
+		// A few pages may come and go with the kernel's own work.
+		if s.supported(err) && (r.Before <= 0 || r.After < 0 || r.After > r.Before+1<<20) {
+			s.Errorf("frozen %v: %d bytes before, %d after", frozen, r.Before, r.After)
+		}
+		b.isFrozen(frozen)
+		if frozen {
+			b.standsStill(reference)
+			b.thaw()
+		}
+		b.advances()
+	}
+}
+
+func reclaimEnded(s *suite) {
+	b := s.box(1)
+	b.freeze()
+	ended, cancel := context.WithCancel(s.ctx)
+	cancel()
+	r, err := s.Freezer.Reclaim(ended, b.id)
+	if s.supported(err) && r.Before != r.After {
+		s.Errorf("%d bytes before, %d after", r.Before, r.After)
+	}
+	b.isFrozen(true)
+	b.thaw()
+	b.advances()
+}
+
 func unknown(s *suite) {
 	id := sandbox.NewID()
 	f := s.Freezer
 	_, frozenErr := f.Frozen(s.ctx, id)
 	_, cpuErr := f.CPUTime(s.ctx, id)
 	_, memoryErr := f.Memory(s.ctx, id)
+	_, reclaimErr := f.Reclaim(s.ctx, id)
 	for method, err := range map[string]error{
-		"Freeze": f.Freeze(s.ctx, id), "Thaw": f.Thaw(s.ctx, id), "Frozen": frozenErr, "CPUTime": cpuErr, "Memory": memoryErr,
+		"Freeze": f.Freeze(s.ctx, id), "Thaw": f.Thaw(s.ctx, id), "Frozen": frozenErr, "CPUTime": cpuErr, "Memory": memoryErr, "Reclaim": reclaimErr,
 	} {
 		if err == nil {
 			s.Errorf("%s of an unknown sandbox succeeded", method)

@@ -21,6 +21,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/diskstest"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/runtime/sandbox/freezertest"
+	"github.com/doze-run/doze/runtime/sandbox/memorytest"
 	"github.com/doze-run/doze/runtime/sandbox/networktest"
 	"github.com/doze-run/doze/runtime/sandbox/uplinktest"
 )
@@ -103,6 +104,10 @@ func (c *counter) Count() uint64 { return c.count.Load() }
 func (c *counter) Stop() {
 	c.once.Do(func() { close(c.stop) })
 	<-c.done
+}
+
+func TestFakeMemoryConforms(t *testing.T) {
+	memorytest.Run(t, func(*testing.T) sandbox.Memory { return NewMemory() })
 }
 
 func TestFakeUplinkConforms(t *testing.T) {

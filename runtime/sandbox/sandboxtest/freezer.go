@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,7 +13,8 @@ import (
 
 // Freezer is a sandbox.Freezer that freezes what it counts.
 // Its zero value is not usable: see NewFreezer. It can be made to fail and to hang, by
-// operation: "freeze", "thaw", or "after_freeze", as when the response to a request is lost.
+// operation: "freeze", "thaw", "reclaim", or "after_freeze", as when the response to a request is
+// lost.
 type Freezer struct {
 	Faults
 
@@ -20,6 +22,9 @@ type Freezer struct {
 	cgroups map[sandbox.ID]*cgroup
 	freezes int
 	thaws   int
+
+	enforced  []string
+	reclaimed []sandbox.ID
 }
 
 type cgroup struct {
@@ -61,11 +66,6 @@ func (f *Freezer) WorkAlways(id sandbox.ID, share float64) {
 	})
 }
 
-// UseMemory makes a sandbox hold that many bytes.
-func (f *Freezer) UseMemory(id sandbox.ID, bytes int64) {
-	_ = f.with(id, func(c *cgroup) error { c.memory = bytes; return nil })
-}
-
 // FailUsage makes CPUTime and Memory of a sandbox return err; nil ends that.
 func (f *Freezer) FailUsage(id sandbox.ID, err error) {
 	_ = f.with(id, func(c *cgroup) error { c.usageErr = err; return nil })
@@ -80,6 +80,25 @@ func (f *Freezer) Limits(id sandbox.ID) (limits sandbox.Limits) {
 // Prepared reports whether the sandbox has a cgroup.
 func (f *Freezer) Prepared(id sandbox.ID) bool {
 	return f.with(id, func(*cgroup) error { return nil }) == nil
+}
+
+// SetMemory sets the bytes that a sandbox holds.
+func (f *Freezer) SetMemory(id sandbox.ID, bytes int64) {
+	_ = f.with(id, func(c *cgroup) error { c.memory = bytes; return nil })
+}
+
+// Enforce sets the result of Enforced, which a Manager reads when it is made.
+func (f *Freezer) Enforce(limits ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.enforced = limits
+}
+
+// Reclaims are the sandboxes whose memory was reclaimed, in that order, also if that failed.
+func (f *Freezer) Reclaims() []sandbox.ID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.reclaimed)
 }
 
 func (f *Freezer) with(id sandbox.ID, do func(*cgroup) error) error {
@@ -100,7 +119,7 @@ func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) 
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.cgroups[id] == nil {
-		f.cgroups[id] = &cgroup{}
+		f.cgroups[id] = &cgroup{memory: 1 << 20}
 	}
 	f.cgroups[id].limits = limits
 	return "/fake/" + string(id), nil
@@ -147,10 +166,30 @@ func (f *Freezer) CPUTime(_ context.Context, id sandbox.ID) (used time.Duration,
 	return used, err
 }
 
-// Memory implements sandbox.Freezer: a megabyte for each sandbox, unless UseMemory has set it.
+// Memory implements sandbox.Freezer: a megabyte for each sandbox, unless SetMemory was called.
 func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (bytes int64, err error) {
-	err = f.with(id, func(c *cgroup) error { bytes = cmp.Or(c.memory, 1<<20); return c.usageErr })
+	err = f.with(id, func(c *cgroup) error { bytes = c.memory; return c.usageErr })
 	return bytes, err
+}
+
+// Reclaim implements sandbox.Freezer. It leaves a tenth of the memory.
+func (f *Freezer) Reclaim(ctx context.Context, id sandbox.ID) (r sandbox.Reclaimed, err error) {
+	f.mu.Lock()
+	f.reclaimed = append(f.reclaimed, id)
+	f.mu.Unlock()
+	interrupted := f.begin(ctx, "reclaim")
+	err = f.with(id, func(c *cgroup) error {
+		r.Before, r.After = c.memory, c.memory
+		if ctx.Err() != nil {
+			return nil
+		}
+		if interrupted == nil {
+			c.memory /= 10
+			r.After = c.memory
+		}
+		return interrupted
+	})
+	return r, err
 }
 
 // Remove implements sandbox.Freezer.
@@ -161,5 +200,9 @@ func (f *Freezer) Remove(id sandbox.ID) error {
 	return nil
 }
 
-// Enforced implements sandbox.Freezer: nothing is.
-func (f *Freezer) Enforced() []string { return nil }
+// Enforced implements sandbox.Freezer: nothing is, unless Enforce was called.
+func (f *Freezer) Enforced() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.enforced)
+}

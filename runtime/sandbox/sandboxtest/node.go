@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
@@ -25,6 +26,7 @@ type Node struct {
 	Engine  *Engine
 	Disks   *Disks
 	Freezer *Freezer
+	Memory  *Memory
 	Store   *Store
 	Uplink  *Uplink
 	Roots   func() ([]byte, error) // of the next Manager
@@ -42,7 +44,8 @@ func New(t testing.TB) *sandbox.Manager { return Open(t, nil).Manager }
 
 // Open returns a started Node that is closed with the test; configure may
 // change its configuration and may be nil. Sandboxes do not sleep by
-// themselves unless it sets SleepAfter.
+// themselves unless it sets SleepAfter, and the memory is not read by itself unless it sets
+// MemoryInterval.
 func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	t.Helper()
 	n := Prepare(t, configure)
@@ -68,11 +71,12 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 	cfg.RunDir = runDir
 	cfg.Images.Names = map[string]string{"base": "localhost/doze/base:latest", "other": "localhost/doze/other:latest"}
 	cfg.SleepAfter, cfg.StopAfter = 0, 0
+	cfg.MemoryInterval = time.Hour // see Manager.Relieve
 	if configure != nil {
 		configure(&cfg)
 	}
 	engine := NewEngine(t)
-	return &Node{Engine: engine, Disks: engine.Disks(), Freezer: NewFreezer(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
+	return &Node{Engine: engine, Disks: engine.Disks(), Freezer: NewFreezer(), Memory: NewMemory(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
 }
 
 // Restart starts a new Manager with the dependencies of the previous one.
@@ -100,7 +104,7 @@ func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 func (n *Node) Deps(t testing.TB) sandbox.Deps {
 	n.Uplink.Restart()
 	return sandbox.Deps{
-		Engine: n.Engine, Disks: n.Disks, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
+		Engine: n.Engine, Disks: n.Disks, Freezer: n.Freezer, Memory: n.Memory, Network: NewNetwork(), Store: n.Store,
 		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.Creations, Origins: n.Origins, Log: slog.New(slog.NewJSONHandler(n.Log, nil)),
 	}
 }

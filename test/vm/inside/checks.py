@@ -158,6 +158,9 @@ class Sandbox:
     def state(self):
         return api("GET", f"/sandbox/{self.id}")["state"]
 
+    def events(self):
+        return api("GET", f"/sandbox/{self.id}/events?limit=1000")["events"]
+
     def exec(self, command, timeout="60s"):
         return api("POST", f"/sandbox/{self.id}/exec", {"command": command, "timeout": timeout})
 
@@ -241,10 +244,29 @@ def all_limits_are_enforced(ctx):
 
 
 @check
-def doctor_finds_no_error(ctx):
+def doctor_finds_that_swap_is_missing(ctx):
+    (found,) = [f for f in doctor(ctx) if not f["ok"]]
+    assert found["name"] == "memory reclaim" and "no swap" in found["detail"] and "zram" in found["remedy"], found
+    return found["detail"]
+
+
+@check
+def documented_zram_is_found(ctx):
+    follow(*documented("memory"))
+    found = next(f for f in doctor(ctx) if f["name"] == "memory reclaim")
+    assert found["ok"], found
+    return found["detail"]
+
+
+def doctor(ctx):
     # The node's own environment, so that the findings are about the unit.
     variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{ctx.node}/environ").read_text().split("\0") if entry)
-    said = json.loads(run("doze", "doctor", "--json", env=variables, user="doze"))["findings"]
+    return json.loads(run("doze", "doctor", "--json", env=variables, user="doze"))["findings"]
+
+
+@check
+def doctor_finds_no_error(ctx):
+    said = doctor(ctx)
     errors = [f for f in said if not f["ok"]]
     assert not errors, json.dumps(errors)
     limits = next(f["detail"] for f in said if f["name"] == "limits")
@@ -377,6 +399,99 @@ def reload_applies_the_caddyfile(ctx):
     for sandbox in (ctx.lite, ctx.other):
         sandbox.same()
     return f"{took:.1f} s"
+
+
+HELD = 200_000_000  # bytes of the app below
+
+
+@check
+def sleeping_sandbox_gives_its_memory_back(ctx):
+    """The figure: of 200 MB that an app holds, at most a quarter stays resident."""
+    with_options("reclaim_after 2s")
+    big = Sandbox.create("big", "basic")
+    # dd reads all of it before it writes. The lines repeat after a page, so that zram does not
+    # find them equal.
+    text = 'yes "$(seq 1100)"'
+    api("POST", f"/sandbox/{big.id}/process", {
+        "command": f"mkfifo /tmp/go; {text} | dd bs={HELD} count=1 iflag=fullblock | (read go </tmp/go; md5sum >/tmp/sum)"
+    })  # fmt: skip
+    current = big.cgroup / "memory.current"
+    until("the app to hold its memory", lambda: int(current.read_text()) > HELD)
+    api("POST", f"/sandbox/{big.id}/sleep")
+    event = until("its memory to be reclaimed", lambda: next((e for e in big.events() if e["type"] == "memory_reclaimed"), None))
+    resident, swapped = int(current.read_text()), int((big.cgroup / "memory.swap.current").read_text())
+    zram = int(Path("/sys/block/zram0/mm_stat").read_text().split()[2])
+    assert resident <= HELD / 4, f"{resident} bytes of {HELD} are resident, {swapped} in swap: {event}"
+    assert event["memory_before"] > HELD and event["memory_after"] <= HELD / 4, event
+    assert big.state() == "asleep" and keyed(big.cgroup / "cgroup.events")["frozen"] == 1, big.state()
+    assert big.limits()["memory.swap.max"] == "0", big.limits()
+    # The app continues with its memory.
+    began = time.monotonic()
+    big.exec("echo >/tmp/go; while ! [ -s /tmp/sum ]; do sleep 0.1; done", timeout="110s")
+    took = time.monotonic() - began
+    sums = big.exec(f"cat /tmp/sum; {text} | head -c {HELD} | md5sum", timeout="110s")["stdout"].split()
+    assert len(sums) == 4 and sums[0] == sums[2], sums
+    assert [e["kind"] for e in big.events() if e["type"] == "woke"] == ["warm"], big.events()
+    api("DELETE", f"/sandbox/{big.id}")
+    with_options()
+    return (
+        f"memory of a sleeping sandbox whose app holds 200 MB, with zram: {100 * resident / HELD:.0f} % of it resident (bar 25 %); "
+        f"{swapped / 1e6:.0f} MB moved in {event['duration_ms'] / 1000:.1f} s, zram takes {zram / 1e6:.0f} MB; all read again after the wake in {took:.1f} s"
+    )
+
+
+# Holds memory until less than a share of the machine's is available, and goes on with that until
+# its standard input ends.
+HOG = """
+import select, sys
+held = []
+def memory():
+    return {line.split(":")[0]: int(line.split()[1]) for line in open("/proc/meminfo")}
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    m = memory()
+    if m["MemAvailable"] < float(sys.argv[1]) * m["MemTotal"]:
+        continue
+    held.append(b"x" * (4 << 20))
+"""
+
+
+@check
+def memory_pressure_stops_the_longest_asleep(ctx):
+    run("swapoff", "/dev/zram0")
+    kills = keyed(Path("/proc/vmstat"))["oom_kill"]
+    for sandbox in (ctx.other, ctx.lite):
+        api("POST", f"/sandbox/{sandbox.id}/sleep")
+    hog = subprocess.Popen(["choom", "-n", "1000", "--", "python3", "-c", HOG, "0.04"], stdin=subprocess.PIPE)
+    try:
+        until("both to be stopped", lambda: ctx.other.state() == ctx.lite.state() == "stopped")
+        assert hog.poll() is None, "the hog has ended"
+    finally:
+        hog.stdin.close()
+        hog.wait(WAIT)
+    stops = [next(e for e in reversed(sandbox.events()) if e["type"] == "stopped") for sandbox in (ctx.other, ctx.lite)]
+    assert [e["reason"] for e in stops] == ["memory_pressure"] * 2, stops
+    assert stops[0]["time"] < stops[1]["time"], stops
+    assert keyed(Path("/proc/vmstat"))["oom_kill"] == kills, "the kernel's OOM killer has chosen"
+    assert main_pid() == ctx.node and unit("NRestarts") == "0", "the node was restarted"
+    until("the pressure to end", lambda: "doze_memory_pressure 0" in metrics())
+    run("swapon", "--priority", "100", "/dev/zram0")
+    for sandbox in (ctx.lite, ctx.other):
+        woke, _ = sandbox.visit()
+        assert woke == "cold", woke
+        sandbox.remember()
+    return stops[0]["detail"]
+
+
+def metrics():
+    return run("curl", "-sf", "--unix-socket", str(HOME / "admin.sock"), "http://localhost/metrics")
+
+
+def with_options(*options):
+    """Reloads the node with more options of doze than the Caddyfile of the machine has."""
+    text = (TREE / "Caddyfile").read_text()
+    before, middle, after = text.partition("\tdoze {\n")
+    CADDYFILE.write_text(before + middle + "".join(f"\t\t{option}\n" for option in options) + after)
+    run("systemctl", "reload", "doze")
 
 
 def helpers():
