@@ -442,8 +442,12 @@ func TestSnapshotThatIsDeletedWhileItIsMeasuredStaysDeleted(t *testing.T) {
 	measure := n.Disks.Block("measure")
 	s := snapshotOf(t, n, id, "")
 	deleted := make(chan error, 1)
+	written := make(chan struct{}, 2) // the usage and the deletion
 	var writing atomic.Bool
 	n.Store.Hook(func(operation string, _ []sandbox.Event) error {
+		if operation == "after_put_snapshot" {
+			written <- struct{}{}
+		}
 		if operation == "put_snapshot" && writing.CompareAndSwap(false, true) { // the usage is about to be written
 			go func() { deleted <- n.Manager.DeleteSnapshot(context.WithoutCancel(t.Context()), owner, s.ID) }()
 			select {
@@ -458,7 +462,10 @@ func TestSnapshotThatIsDeletedWhileItIsMeasuredStaysDeleted(t *testing.T) {
 	if err := testkit.Receive(t, "the end of the deletion", deleted); err != nil {
 		t.Error(err)
 	}
-	n.Crash(t, func() {}) // all writes have ended
+	for range 2 {
+		testkit.Receive(t, "a write", written)
+	}
+	n.Crash(t, func() {}) // the store has the last write
 	if got, err := n.Manager.Snapshot(owner, string(s.ID)); !errors.Is(err, sandbox.ErrSnapshotNotFound) {
 		t.Errorf("it is %+v, %v", got, err)
 	}

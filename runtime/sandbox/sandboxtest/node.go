@@ -130,8 +130,8 @@ type Store struct {
 }
 
 // Hook makes the store call f at the beginning of each operation, "put", "put_snapshot", "last" or
-// "append", and "after_put", when the record is written. events are those to append. An error of f fails
-// the operation; nil ends the calls.
+// "append", and "after_put" and "after_put_snapshot", when the record is written. events are those to
+// append. An error of f fails the operation; nil ends the calls.
 func (s *Store) Hook(f func(operation string, events []sandbox.Event) error) { s.hook.Store(&f) }
 
 func (s *Store) call(operation string, events []sandbox.Event) error {
@@ -186,7 +186,10 @@ func (s *Store) PutSnapshot(ctx context.Context, snapshot sandbox.Snapshot) erro
 	if err := s.call("put_snapshot", nil); err != nil {
 		return err
 	}
-	return s.Badger.PutSnapshot(ctx, snapshot)
+	if err := s.Badger.PutSnapshot(ctx, snapshot); err != nil {
+		return err
+	}
+	return s.call("after_put_snapshot", nil)
 }
 
 // AppendEvents implements sandbox.Store.
