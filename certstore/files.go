@@ -37,7 +37,7 @@ func (s *Storage) importOnce(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s.cfg.Log.Warn("imported Caddy's certificates, keys and accounts into the node's store; the files are no longer used",
+		s.cfg.Log.Warn("imported Caddy's certificates, keys and accounts into the node's store",
 			"files", count, "moved_to", aside, "remedy", "remove them, because the keys in them are not encrypted: rm -r "+aside)
 	}
 	return s.cfg.Store.PutDocument(ctx, stateKind, importedName, []byte(time.Now().UTC().Format(time.RFC3339)))

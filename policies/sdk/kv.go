@@ -11,8 +11,8 @@ import (
 // All exchanges of one owner with policies of this name share the values of KVGet, KVSet
 // and KVAdd. The node stores them within about a second, so they survive its restart; if
 // it is killed, the latest changes are lost. The limits are 1,024 keys of at most 256
-// bytes, values of 4 KiB, and 1 MiB in all; all policies of an owner store at most 16 MiB. If
-// there is no space, calls return ErrLimit.
+// bytes, values of 4 KiB, and 1 MiB in all; all policies of an owner store at most 16 MiB. Calls
+// that would exceed a limit return ErrLimit.
 
 // KVGet returns the value of key, or false if there is none.
 func KVGet(key string) ([]byte, bool, error) {

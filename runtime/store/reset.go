@@ -12,7 +12,7 @@ import (
 )
 
 // Reset moves the store in dir aside, to a folder next to it whose path it returns, and
-// creates an empty one for the same node. The path is empty if there was no store. Reset returns
+// creates an empty one for the same node. If dir has no store, the path is empty. Reset returns
 // ErrInUse (wrapped) if a node has the store open.
 func Reset(dir, nodeID string) (aside string, err error) {
 	if !sandbox.IsID(nodeID) {

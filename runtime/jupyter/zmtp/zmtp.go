@@ -70,8 +70,8 @@ const (
 	maxCommands = 64
 )
 
-// ErrTooLarge is returned by Read for a message that has too many bytes or frames, or for
-// which there is no memory. It was discarded.
+// ErrTooLarge is returned by Read for a message that has too many bytes or frames, or that
+// exceeds the memory budget. Read has discarded the message.
 var ErrTooLarge = errors.New("message too large")
 
 // Flags of a frame.
