@@ -84,11 +84,11 @@ type App struct {
 	// [the machine has some](../operations.md#memory); `0` means never. Default: `1m`.
 	ReclaimAfter *caddy.Duration `json:"reclaim_after,omitempty"`
 	// The share of memory that stays available: below it, the sandboxes that have been asleep
-	// longest are stopped, one at a time. `0%` means never, for `memory_stall` neither. Default: `5%`.
+	// longest are stopped, one at a time. `0%` disables this and `memory_stall`. Default: `5%`.
 	MemoryReserve *float64 `json:"memory_reserve,omitempty"`
-	// The share of the last 10 seconds in which programs waited for memory from which on
-	// sleeping sandboxes are stopped, too, if less than four times `memory_reserve` is
-	// available; `0%` means never. Default: `10%`.
+	// Sleeping sandboxes are also stopped when programs waited for memory for this share of the
+	// last 10 seconds and less than four times `memory_reserve` is available; `0%` means never.
+	// Default: `10%`.
 	MemoryStall *float64 `json:"memory_stall,omitempty"`
 	// The time after which a wake has failed. Default: `1m`.
 	WakeTimeout caddy.Duration `json:"wake_timeout,omitempty"`

@@ -26,7 +26,8 @@ type Reader struct {
 // New returns a Reader for a node whose cgroup v2 subtree is below mount, such as
 // /sys/fs/cgroup/doze below /sys/fs/cgroup. Without a subtree only the machine counts.
 //
-// Only the sandboxes' stalls count: the node stalls whenever it reclaims memory. Without a subtree they are the machine's.
+// Only the sandboxes' stalls count: the node stalls whenever it reclaims memory. Without a
+// subtree, the machine's stalls count.
 func New(mount, subtree string) *Reader { return newReader("/proc", mount, subtree) }
 
 func newReader(proc, mount, subtree string) *Reader {
@@ -50,8 +51,9 @@ func (r *Reader) Read() (sandbox.MemoryState, error) {
 	if err := r.readMachine(&s); err != nil {
 		return sandbox.MemoryState{}, err
 	}
+	machine := s.Total
 	for _, dir := range r.cgroups {
-		if err := narrow(&s, dir); err != nil {
+		if err := narrow(&s, machine, dir); err != nil {
 			return sandbox.MemoryState{}, fmt.Errorf("read the memory of cgroup %s: %w", dir, err)
 		}
 	}
@@ -88,10 +90,10 @@ func (r *Reader) readMachine(s *sandbox.MemoryState) error {
 }
 
 // narrow replaces the state by a cgroup's if its limits leave a smaller share of memory, or less
-// swap.
+// swap. Limits above the machine's memory do not count.
 //
 // https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
-func narrow(s *sandbox.MemoryState, dir string) error {
+func narrow(s *sandbox.MemoryState, machine int64, dir string) error {
 	if s.Swap > 0 {
 		left, limited, err := headroom(dir, "memory.swap.max", "memory.swap.current")
 		if err != nil {
@@ -107,7 +109,7 @@ func narrow(s *sandbox.MemoryState, dir string) error {
 		if err != nil {
 			return err
 		}
-		if !limited || total <= 0 || total >= s.Total {
+		if !limited || total <= 0 || total >= machine {
 			continue
 		}
 		left, _, err := headroom(dir, limit, "memory.current")

@@ -111,6 +111,10 @@ func TestTheTightestLimitCounts(t *testing.T) {
 			h.limit(subtree, "max", "max", 1, 0)
 			h.limit("cgroup/system.slice", fmt.Sprint(2000*mib), "max", 1500*mib, 0)
 		}, with(func(s *sandbox.MemoryState) { s.Total, s.Available = 2000*mib, 500*mib })},
+		{"a tighter limit of the slice above a limit of the service", func(h host) {
+			h.limit(subtree, fmt.Sprint(1000*mib), "max", 700*mib, 0)
+			h.limit("cgroup/system.slice", fmt.Sprint(2000*mib), "max", 1900*mib, 0)
+		}, with(func(s *sandbox.MemoryState) { s.Total, s.Available = 2000*mib, 100*mib })},
 		{"a limit of the container around the node", func(h host) { h.limit(mount, fmt.Sprint(2000*mib), "max", 1900*mib, 0) },
 			with(func(s *sandbox.MemoryState) { s.Total, s.Available = 2000*mib, 100*mib })},
 		{"memory.high", func(h host) { h.limit(subtree, fmt.Sprint(2000*mib), fmt.Sprint(1000*mib), 900*mib, 0) },

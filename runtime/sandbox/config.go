@@ -32,11 +32,11 @@ type Config struct {
 	// swap; 0: never.
 	ReclaimAfter time.Duration
 	// MemoryReserve is the share of the memory that stays available: below it, the sandboxes that
-	// have slept longest are stopped, one at a time. 0: never, for MemoryStall neither.
+	// have slept longest are stopped, one at a time. 0: none is stopped for want of memory,
+	// whatever MemoryStall is.
 	MemoryReserve float64
-	// MemoryStall is the share of the last 10 seconds in which programs waited for memory from
-	// which on sandboxes are stopped, too, if less than stallGuard times MemoryReserve is
-	// available. 0: never.
+	// MemoryStall: sandboxes are also stopped when programs waited for memory for this share of
+	// the last 10 seconds, and less than stallGuard times MemoryReserve is available. 0: never.
 	MemoryStall float64
 	// MemoryInterval is how often the memory is read.
 	MemoryInterval time.Duration

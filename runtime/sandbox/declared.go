@@ -124,7 +124,7 @@ func (b *liveSandbox) pending(port uint16) <-chan struct{} {
 // by themselves since then stay ended. Needs the transition lock.
 func (b *liveSandbox) startMissing(ctx context.Context) error {
 	declared := b.view.Load().Declared
-	if len(declared) == 0 {
+	if len(declared) == 0 || b.startUp.Load() != nil { // an interrupted start goes on
 		return nil
 	}
 	started, err := b.guest.Processes(ctx)
@@ -146,11 +146,10 @@ func (b *liveSandbox) startMissing(ctx context.Context) error {
 // transition lock.
 func (b *liveSandbox) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
 	for i, spec := range declared {
-		started := b.startOneDeclared(ctx, spec)
-		if spec.Ready == nil {
+		if !b.startOneDeclared(ctx, spec) || spec.Ready == nil {
 			continue
 		}
-		up := &startUp{left: declared[i:], started: started, ports: map[uint16]chan struct{}{}}
+		up := &startUp{left: declared[i:], started: true, ports: map[uint16]chan struct{}{}}
 		for _, spec := range up.left {
 			if n := port(spec); n != 0 {
 				up.ports[n] = make(chan struct{})
@@ -165,11 +164,15 @@ func (b *liveSandbox) startDeclared(ctx context.Context, declared []guest.Proces
 func (b *liveSandbox) startOneDeclared(ctx context.Context, spec guest.ProcessSpec) bool {
 	p, err := b.startProcess(ctx, spec)
 	if err != nil {
-		b.failedStart(spec, fmt.Sprintf("did not start: %v", err))
+		b.failedToStart(spec, err)
 		return false
 	}
 	b.noteProcess(p)
 	return true
+}
+
+func (b *liveSandbox) failedToStart(spec guest.ProcessSpec, err error) {
+	b.failedStart(spec, fmt.Sprintf("did not start: %v", err))
 }
 
 // failedStart adds to the timeline what a declared process failed to do.
@@ -200,11 +203,8 @@ func (b *liveSandbox) runStart(ctx context.Context, up *startUp) {
 		if b.interrupted(ctx, up) {
 			return
 		}
-		if b.isDeclared(spec) {
-			up.started = up.started || b.startOneDeclared(ctx, spec)
-			if up.started && spec.Ready != nil && !b.awaitDeclared(ctx, spec, up) {
-				return
-			}
+		if b.isDeclared(spec) && !b.startAndAwait(ctx, spec, up) {
+			return
 		}
 		up.started = false
 		b.mu.Lock()
@@ -213,6 +213,24 @@ func (b *liveSandbox) runStart(ctx context.Context, up *startUp) {
 	}
 	b.touch()
 	b.endStart(up)
+}
+
+// startAndAwait starts the first process that is left, unless it was started before, and awaits
+// its readiness. It returns false when the start has been interrupted.
+func (b *liveSandbox) startAndAwait(ctx context.Context, spec guest.ProcessSpec, up *startUp) bool {
+	if !up.started {
+		p, err := b.startProcess(ctx, spec)
+		if err != nil {
+			if b.interrupted(ctx, up) {
+				return false
+			}
+			b.failedToStart(spec, err)
+			return true
+		}
+		b.noteProcess(p)
+		up.started = true
+	}
+	return spec.Ready == nil || b.awaitDeclared(ctx, spec, up)
 }
 
 // awaitDeclared returns true when the process is ready or given up, and false when the

@@ -208,3 +208,32 @@ func TestStartOfProcessesGoesOnInTheNextNode(t *testing.T) {
 		return slices.Equal(running(n.Manager, sb.ID), []string{"database", "web"})
 	})
 }
+
+func TestProcessThatDoesNotStartIsReportedOnce(t *testing.T) {
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	file := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(file, []byte("#!/bin/sh\nexec sleep 100000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Name: "gone", Command: guest.Command{Argv: []string{file}}, Restart: guest.RestartOnWake,
+		Ready: &guest.Wait{Port: 9, Timeout: time.Hour}}); err != nil {
+		t.Fatal(err)
+	}
+	declare(t, m, sb.ID, "web", file, nil)
+	mustStop(t, m, sb.ID)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	lease := acquire(t, m, sb.ID)
+	defer lease.Release()
+	if got := running(m, sb.ID); !slices.Equal(got, []string{"web"}) {
+		t.Errorf("running: %v", got)
+	}
+	if lease.Pending(9) != nil {
+		t.Error("a process that did not start is pending")
+	}
+	if got := failures(t, m, sb.ID); len(got) != 1 || !strings.HasPrefix(got[0], "declared process gone did not start: ") {
+		t.Errorf("failures: %q", got)
+	}
+}

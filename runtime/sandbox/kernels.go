@@ -34,6 +34,11 @@ const (
 	// kernelGrace is what a kernel gets between SIGTERM and SIGKILL. ipykernel ends with
 	// SIGTERM.
 	kernelGrace = time.Second
+	// abandonTimeout bounds the end of a kernel that did not start. A guest that is frozen
+	// meanwhile does not respond.
+	abandonTimeout = kernelGrace + deathWait
+	// sparesWait is how long a requested sleep or stop waits for the start of spare kernels.
+	sparesWait = 10 * time.Second
 	// interruptTimeout bounds the wait for the end of code that was interrupted.
 	interruptTimeout = 5 * time.Second
 	// endingWait is how long the guest may take to report the end of a kernel whose connection
@@ -189,6 +194,7 @@ func (b *liveSandbox) startContext(ctx context.Context, spec ContextSpec) (Conte
 		b.abandonKernel(ctx, c)
 		spec.replaces = ""
 		if c, _, err = b.claimContext(spec, false); err != nil {
+			b.restoreEnded(ended)
 			return Context{}, err
 		}
 	}
@@ -203,15 +209,21 @@ func (b *liveSandbox) startContext(ctx context.Context, spec ContextSpec) (Conte
 		err = b.startError(ctx, *lost.Known)
 	}
 	b.abandonKernel(ctx, c)
-	if ended.Process != "" && ended.State != guest.ProcessRunning {
-		b.restoreContext(ended)
-	}
+	b.restoreEnded(ended)
 	return Context{}, err
+}
+
+// restoreEnded restores the context that a failed start was to replace, if it had ended.
+func (b *liveSandbox) restoreEnded(c Context) {
+	if c.Process != "" && c.State != guest.ProcessRunning {
+		b.restoreContext(c)
+	}
 }
 
 // abandonKernel ends and forgets a kernel that did not start, also when ctx has ended.
 func (b *liveSandbox) abandonKernel(ctx context.Context, c Context) {
-	ctx = context.WithoutCancel(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTimeout)
+	defer cancel()
 	if err := b.endKernel(ctx, c); err != nil {
 		b.m.log.Warn("failed to end a kernel that did not start", "sandbox", b.id, "error", err)
 	}
@@ -252,6 +264,9 @@ func (b *liveSandbox) startSpares(languages []Language) {
 
 // startSpare starts a spare kernel, unless the language has one.
 func (b *liveSandbox) startSpare(ctx context.Context, language Language) {
+	if slices.ContainsFunc(b.view.Load().Contexts, func(c Context) bool { return c.Spare && c.Language == language }) {
+		return
+	}
 	if !b.hasSpareMemory(ctx) {
 		b.m.log.Info("skipped a spare interpreter for lack of memory", "sandbox", b.id, "language", language)
 		return
@@ -276,14 +291,16 @@ func (b *liveSandbox) hasSpareMemory(ctx context.Context) bool {
 	return limit == 0 || err == nil && used < limit/2
 }
 
-// awaitSpares waits until the sandbox starts no spare kernel. A start holds a lease, which a
-// client that requests a sleep or a stop does not expect.
+// awaitSpares waits until the sandbox starts no spare kernel, at most sparesWait. A start holds a
+// lease, which a client that requests a sleep or a stop does not expect.
 func (b *liveSandbox) awaitSpares(ctx context.Context, how mode) error {
 	if how != modeRequested {
 		return nil
 	}
-	if err := b.kernels.sparing.Acquire(ctx, maxSparing); err != nil {
-		return err
+	waitCtx, cancel := context.WithTimeout(ctx, sparesWait)
+	defer cancel()
+	if err := b.kernels.sparing.Acquire(waitCtx, maxSparing); err != nil {
+		return ctx.Err() // nil after sparesWait: then the sandbox is busy
 	}
 	b.kernels.sparing.Release(maxSparing)
 	return nil
@@ -431,7 +448,7 @@ func (b *liveSandbox) afterLoss(ctx context.Context, c Context, err error) error
 
 // endKernel ends the process of a context, unless it has ended.
 func (b *liveSandbox) endKernel(ctx context.Context, c Context) error {
-	ctx, cancel := context.WithTimeout(ctx, kernelGrace+deathWait)
+	ctx, cancel := context.WithTimeout(ctx, abandonTimeout)
 	defer cancel()
 	defer b.dropKernel(c.Process)
 	p, err := b.guest.StopProcess(ctx, c.Process, kernelGrace)

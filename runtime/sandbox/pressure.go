@@ -33,7 +33,7 @@ type pressure struct {
 	lasts   bool             // it has begun and not ended
 	samples []MemoryState    // of stallWindow at most, oldest first, since the last stop
 	failed  map[ID]time.Time // when a stop failed, of those that failed within failedStopPause
-	idle    bool             // no sandbox could be stopped, which is logged once
+	warned  bool             // that no sandbox can be stopped has been logged
 }
 
 // watchMemory reads the memory every MemoryInterval and stops sleeping sandboxes while it is
@@ -82,17 +82,17 @@ func (m *Manager) relieve(ctx context.Context) (again bool) {
 		m.log.Warn("memory pressure began", "detail", why, "available_bytes", now.Available, "total_bytes", now.Total)
 	case !p.lasts && lasted:
 		m.log.Info("memory pressure ended", "available_bytes", now.Available, "total_bytes", now.Total)
-		p.idle = false
+		p.warned = false
 	}
 	if why == "" {
 		return false
 	}
 	b := m.longestAsleep(func(id ID) bool { return p.mayStop(id, now.At) })
 	if b == nil {
-		if !p.idle {
+		if !p.warned {
 			m.log.Warn("memory is short and no sandbox that sleeps can be stopped", "detail", why)
 		}
-		p.idle = true
+		p.warned = true
 		return false
 	}
 	err := b.stop(ctx, modePressure, ending{reason: ReasonMemoryPressure, detail: why})
@@ -125,7 +125,7 @@ func (p *pressure) judge(cfg *Config, now MemoryState) (why string, low bool) {
 	available := float64(now.Available) / float64(now.Total)
 	if available < reserve {
 		p.lasts = true
-		return fmt.Sprintf("%s of %s of memory were available, the reserve is %s", bytesText(now.Available), bytesText(now.Total), percent(cfg.MemoryReserve)), true
+		return fmt.Sprintf("%s of %s of memory were available, %s are required", bytesText(now.Available), bytesText(now.Total), percent(reserve)), true
 	}
 	if cfg.MemoryStall == 0 || !now.Stalls || available >= stallGuard*reserve {
 		p.lasts = false
@@ -133,7 +133,7 @@ func (p *pressure) judge(cfg *Config, now MemoryState) (why string, low bool) {
 	}
 	stalled, over := p.stalled()
 	if over < settle {
-		return "", false // it lasts if it did: what the last stop has brought is not known yet
+		return "", false // it lasts if it did: the effect of the last stop is not known yet
 	}
 	if stalled < stall {
 		p.lasts = false
@@ -141,7 +141,7 @@ func (p *pressure) judge(cfg *Config, now MemoryState) (why string, low bool) {
 	}
 	p.lasts = true
 	return fmt.Sprintf("programs waited for memory %s of the time, the threshold is %s; %s of %s were available",
-		percent(stalled), percent(cfg.MemoryStall), bytesText(now.Available), bytesText(now.Total)), false
+		percent(stalled), percent(stall), bytesText(now.Available), bytesText(now.Total)), false
 }
 
 // add adds a sample and removes those before stallWindow.

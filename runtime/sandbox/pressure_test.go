@@ -93,7 +93,7 @@ func TestLongestAsleepIsStoppedFirst(t *testing.T) {
 	expectRelieve(t, n, false)
 	expectStates(t, n, all, "stopped stopped stopped running")
 	ev := nextEvent(t, events, sandbox.EventStopped)
-	if want := "10 MiB of 1.0 GiB of memory were available, the reserve is 5%"; ev.Reason != sandbox.ReasonMemoryPressure || ev.Detail != want || ev.Error != "" {
+	if want := "10 MiB of 1.0 GiB of memory were available, 5% are required"; ev.Reason != sandbox.ReasonMemoryPressure || ev.Detail != want || ev.Error != "" {
 		t.Errorf("event %+v; want the detail %q", ev, want)
 	}
 	sb, _ := n.Manager.ByID(ids[0])

@@ -132,10 +132,12 @@ func (b *liveSandbox) setEndReclaim(end context.CancelFunc) {
 	b.endReclaim = end
 }
 
-// interruptReclaim ends a reclaim under way, without waiting for its end.
+// interruptReclaim ends a reclaim under way, without waiting for its end, and keeps one that is
+// queued from beginning.
 func (b *liveSandbox) interruptReclaim() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.reclaimed.Store(0)
 	if b.endReclaim != nil {
 		b.endReclaim()
 	}

@@ -206,7 +206,13 @@ func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason)
 const stopSlack = 30 * time.Second
 
 func (b *liveSandbox) stop(ctx context.Context, how mode, why ending) error {
-	if err := b.lockUsable(ctx); err != nil {
+	lockCtx, cancel := context.WithCancel(ctx)
+	if how == modePressure { // another sandbox can be stopped while this one is, for example, copied
+		lockCtx, cancel = context.WithTimeout(ctx, b.m.config().MemoryInterval)
+	}
+	err := b.lockUsable(lockCtx)
+	cancel()
+	if err != nil {
 		return err
 	}
 	defer b.unlockTransition()

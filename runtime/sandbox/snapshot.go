@@ -77,7 +77,8 @@ type snapshots struct {
 	mu   sync.Mutex
 	byID map[SnapshotID]Snapshot
 	// changing is held while the record of an acknowledged snapshot changes, and from the lookup of
-	// a snapshot until a sandbox is based on it. It is not held over work on disks.
+	// a snapshot until a sandbox is based on it. It is held over writes of records, not
+	// over copies of disks.
 	changing sync.Mutex
 	// collecting is held while the files of deleted snapshots are removed.
 	collecting sync.Mutex
