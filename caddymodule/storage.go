@@ -23,7 +23,7 @@ func init() {
 
 // Storage stores certificates, their keys, accounts at certificate authorities and
 // Caddy's own authorities in the node's store, encrypted as secrets are. It uses the
-// data folder of the app `doze`, or `$DOZE_HOME` without that app.
+// data folder of the app `doze`. Caddy's `storage` commands load no app and use `$DOZE_HOME`.
 type Storage struct {
 	held         *heldStore // nil until acquired
 	certificates *certstore.Storage

@@ -41,8 +41,8 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Storage implements certmagic.Storage, whose comments are the contract. All Storages of a
-// store share its locks if they are one value. Its methods may be called concurrently.
+// Storage implements certmagic.Storage, whose comments are the contract. Locks belong to this
+// value, so a store has one Storage. Its methods may be called concurrently.
 //
 // A key has at most 1000 bytes, and a value at most about 800 KiB.
 type Storage struct {
@@ -50,8 +50,8 @@ type Storage struct {
 	locks locks
 }
 
-// Open opens the storage. When a store has none yet, it imports the files in cfg.Folder, and
-// renames the folder. Values that an old key has sealed are sealed again.
+// Open opens the storage. When a store has none yet, it imports the files in cfg.Folder, which
+// stay. Values that an old key has sealed are sealed again.
 func Open(ctx context.Context, cfg Config) (*Storage, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -210,10 +210,10 @@ func (s *Storage) List(ctx context.Context, directory string, recursive bool) ([
 			}
 			return next, nil
 		}
-		for i, c := range []byte(rest) {
+		for i := range len(rest) {
 			// The keys of a directory follow each other.
-			if dir := prefix + rest[:i]; c == '/' && !strings.HasPrefix(previous, dir+"/") {
-				keys = append(keys, dir)
+			if rest[i] == '/' && !strings.HasPrefix(previous, key[:len(prefix)+i+1]) {
+				keys = append(keys, prefix+rest[:i])
 			}
 		}
 		keys = append(keys, key)
@@ -248,7 +248,7 @@ func (s *Storage) sealAgain(ctx context.Context) error {
 			return ctx.Err()
 		}
 		if err != nil {
-			s.cfg.Log.Error("certificate storage has a value that is still sealed with an old key; keep that key", "error", err)
+			s.cfg.Log.Error("failed to seal a certificate value again that is sealed with an old key", "error", err)
 		}
 		return nil
 	})

@@ -10,9 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/doze-run/doze/internal/durable"
 )
 
-// importedName names the document that reports that the files were imported.
+// importedName names the document that marks the import as done.
 const importedName = "imported"
 
 // maxFile bounds the files that are imported, in bytes. Caddy's have a few KiB.
@@ -22,8 +24,8 @@ const maxFile = 512 << 10
 const lockFolder = "locks"
 
 // importOnce imports the files of certmagic.FileStorage in cfg.Folder, unless that was done
-// before, and renames the folder. If it is interrupted, the next Open continues. A file never
-// replaces a value.
+// before. The files stay, because the configuration that reads them may still be in use, or come
+// back. If the import is interrupted, the next Open continues. A file never replaces a value.
 func (s *Storage) importOnce(ctx context.Context) error {
 	if _, err := s.cfg.Store.Document(ctx, stateKind, importedName); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -33,24 +35,23 @@ func (s *Storage) importOnce(ctx context.Context) error {
 		return err
 	}
 	if count > 0 {
-		aside, err := moveAside(s.cfg.Folder)
-		if err != nil {
-			return err
-		}
-		s.cfg.Log.Warn("imported Caddy's certificates, keys and accounts into the node's store",
-			"files", count, "moved_to", aside, "remedy", "remove them, because the keys in them are not encrypted: rm -r "+aside)
+		s.cfg.Log.Warn("imported Caddy's certificates, keys and accounts into the node's store", "files", count, "folder", s.cfg.Folder,
+			"remedy", "once the node runs, remove the files, because the keys in them are not encrypted: find "+s.cfg.Folder+" -type f ! -name root.crt -delete")
 	}
 	return s.cfg.Store.PutDocument(ctx, stateKind, importedName, []byte(time.Now().UTC().Format(time.RFC3339)))
 }
 
 // importFiles returns the number of files that it found.
 func (s *Storage) importFiles(ctx context.Context) (count int, err error) {
-	root := s.cfg.Folder
+	root, err := filepath.EvalSymlinks(s.cfg.Folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
 	err = filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
-		switch {
-		case errors.Is(err, fs.ErrNotExist) && file == root:
-			return fs.SkipAll
-		case err != nil:
+		if err != nil {
 			return err
 		}
 		relative, err := filepath.Rel(root, file)
@@ -90,18 +91,6 @@ func (s *Storage) importFiles(ctx context.Context) (count int, err error) {
 	return count, err
 }
 
-// moveAside renames a folder and returns its new path.
-func moveAside(folder string) (aside string, err error) {
-	aside = folder + ".imported"
-	if _, err := os.Lstat(aside); err == nil {
-		aside += "-" + time.Now().UTC().Format("20060102T150405Z")
-	}
-	if err := os.Rename(folder, aside); err != nil {
-		return "", err
-	}
-	return aside, syncFolder(filepath.Dir(folder))
-}
-
 // isRoot reports whether a key is the public certificate of one of Caddy's authorities.
 func isRoot(key string) bool {
 	ok, _ := path.Match("pki/authorities/*/root.crt", key)
@@ -138,7 +127,11 @@ func (s *Storage) writeRoot(key string, value []byte) {
 	if have, err := os.ReadFile(file); err == nil && string(have) == string(value) {
 		return
 	}
-	if err := writeFile(file, value); err != nil {
+	err := os.MkdirAll(filepath.Dir(file), 0o700)
+	if err == nil {
+		err = durable.Write(file, value, os.Rename)
+	}
+	if err != nil {
 		s.cfg.Log.Error("failed to write the certificate of an authority to a file", "path", file, "error", err)
 	}
 }
@@ -147,29 +140,4 @@ func (s *Storage) removeRoot(key string) {
 	if err := os.Remove(s.file(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.cfg.Log.Error("failed to remove the certificate of an authority", "path", s.file(key), "error", err)
 	}
-}
-
-// writeFile writes a file that is complete whenever it has its name.
-func writeFile(file string, value []byte) error {
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(file), ".new-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // fails after the rename
-	_, err = f.Write(value)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), file)
-}
-
-func syncFolder(folder string) error {
-	f, err := os.Open(folder)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

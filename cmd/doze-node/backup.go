@@ -134,24 +134,17 @@ func (s backupSource) copyToFile(ctx context.Context, path string) (contents bac
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return contents, err
 	}
-	partial := path + ".partial"
-	if err := os.Remove(partial); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a run that was killed
-		return contents, err
-	}
-	f, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	partial, f, err := createPartial(path)
 	if err != nil {
 		return contents, err
 	}
-	defer func() {
-		if err != nil {
-			os.Remove(partial)
-		}
-	}()
+	defer f.Close() // which releases the lock, last
 	contents, err = s.copy(ctx, f)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return contents, err
+	if err = errors.Join(err, f.Sync()); err == nil {
+		err = os.Rename(partial, path)
 	}
-	if err := os.Rename(partial, path); err != nil {
+	if err != nil {
+		os.Remove(partial)
 		return contents, err
 	}
 	dir, err := os.Open(filepath.Dir(path))
@@ -159,6 +152,41 @@ func (s backupSource) copyToFile(ctx context.Context, path string) (contents bac
 		return contents, err
 	}
 	return contents, errors.Join(dir.Sync(), dir.Close())
+}
+
+// createPartial creates the file that becomes path, or empties the one of a run that was
+// killed. Its lock excludes another run.
+func createPartial(path string) (partial string, f *os.File, err error) {
+	partial = path + ".partial"
+	f, err = os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return "", nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil && !names(partial, f) {
+		err = unix.EWOULDBLOCK // a run that has just ended renamed it
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("another run of backup-node writes to %s; wait for its end", path)
+	}
+	if err == nil {
+		err = errors.Join(f.Chmod(0o600), f.Truncate(0))
+	}
+	if err != nil {
+		f.Close()
+		return "", nil, err
+	}
+	return partial, f, nil
+}
+
+// names reports whether path is the open file.
+func names(path string, f *os.File) bool {
+	named, err := os.Lstat(path)
+	if err != nil {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && os.SameFile(named, info)
 }
 
 func (a *app) restoreCommand() *cobra.Command {

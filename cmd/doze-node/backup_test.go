@@ -211,6 +211,9 @@ func TestAKilledBackupLeavesTheOldFile(t *testing.T) {
 	testkit.NoError(t, "start", cmd.Start())
 	testkit.Receive(t, "half of the backup is sent", stalled)
 	testkit.Eventually(t, "a part is written", func() bool { info, err := os.Stat(file + ".partial"); return err == nil && info.Size() > 0 })
+	if _, errs, code := runIn(t, home, "backup-node", file); code != exitFailed || !strings.Contains(errs, "another run of backup-node writes to "+file) {
+		t.Errorf("a second run at the same time: exit code %d, %q", code, errs)
+	}
 	testkit.NoError(t, "kill", cmd.Process.Kill())
 	cmd.Wait()
 	mustContain(t, file, "old")

@@ -177,7 +177,15 @@ func writeEntries(db *badger.DB, space *reserve, entries func(put func(key, valu
 			}
 			unchecked = 0
 		}
-		return batch.Set(slices.Clone(key), slices.Clone(value))
+		entry := badger.NewEntry(slices.Clone(key), slices.Clone(value))
+		if isEvent(key) { // an Export has no expiry
+			var e sandbox.Event
+			if err := decode(value, &e); err != nil {
+				return fmt.Errorf("read an event: %w", err)
+			}
+			entry.ExpiresAt = uint64(e.Time.Add(sandbox.EventRetention).Unix())
+		}
+		return batch.SetEntry(entry)
 	})
 	if err != nil {
 		return err

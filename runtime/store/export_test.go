@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/dgraph-io/badger/v4"
+
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/testkit"
 )
@@ -83,6 +85,28 @@ func TestCreatedStoreHasAllEntries(t *testing.T) {
 }
 
 // More than Badger's level 0 may have: writes would wait for a merger.
+func TestEventsOfACreatedStoreExpire(t *testing.T) {
+	source := openAt(t, t.TempDir(), defaultTuning)
+	must(t, source.AppendEvents(t.Context(), testEvents(1, 1, 3)))
+	created := createFrom(t, source.NodeID(), exported(t, source))
+	expiries := func(s *Badger) (list []uint64) {
+		must(t, s.db.View(func(txn *badger.Txn) error {
+			it := txn.NewIterator(badger.DefaultIteratorOptions)
+			defer it.Close()
+			for it.Seek(eventsPrefix); it.ValidForPrefix(eventsPrefix); it.Next() {
+				list = append(list, it.Item().ExpiresAt())
+			}
+			return nil
+		}))
+		return list
+	}
+	want := expiries(source)
+	if len(want) != 3 || want[0] == 0 {
+		t.Fatalf("the source has the expiries %v", want)
+	}
+	testkit.Diff(t, "expiries", expiries(created), want)
+}
+
 func TestCreatedStoreMayHaveManyTables(t *testing.T) {
 	const documents = 200
 	value := strings.Repeat("v", maxRecord-1)

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -31,8 +32,13 @@ func recordKey(prefix []byte, id string) ([]byte, error) {
 	return slices.Concat(prefix, []byte(id)), checkID(sandbox.ID(id))
 }
 
+var eventsPrefix = []byte("e/")
+
+// isEvent reports whether the value of a key is an event.
+func isEvent(key []byte) bool { return bytes.HasPrefix(key, eventsPrefix) }
+
 func eventPrefix(id sandbox.ID) []byte {
-	key := append([]byte("e/"), id...)
+	key := slices.Concat(eventsPrefix, []byte(id))
 	return append(key, '/')
 }
 

@@ -21,7 +21,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/doze-run/doze/egress/internal/durable"
+	"github.com/doze-run/doze/internal/durable"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/store/document"
 )

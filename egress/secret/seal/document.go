@@ -30,7 +30,7 @@ func (d Document) Read(ctx context.Context) (value []byte, err error) {
 	})
 	if err == nil && old {
 		if err := d.Write(ctx, value); err != nil {
-			d.Log.Error("failed to seal value again, which is sealed with an old key", "name", d.Name, "error", err)
+			d.Log.Error("failed to seal value that is sealed with an old key", "name", d.Name, "error", err)
 		}
 	}
 	return value, err

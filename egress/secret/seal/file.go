@@ -11,7 +11,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/doze-run/doze/egress/internal/durable"
+	"github.com/doze-run/doze/internal/durable"
 )
 
 // credential is the name under which systemd hands the key over
