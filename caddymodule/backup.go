@@ -26,7 +26,7 @@ func handleBackup(w http.ResponseWriter, r *http.Request) error {
 			return badRequest(errors.New("without_key is true or false"))
 		}
 	}
-	held := openedNode()
+	held := runningNode()
 	if held == nil {
 		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
 	}
@@ -51,9 +51,9 @@ func handleBackup(w http.ResponseWriter, r *http.Request) error {
 	panic(http.ErrAbortHandler) // the client must not take the response for complete
 }
 
-// openedNode returns the open node of this process, or nil. It waits for a node that is being
+// runningNode returns the open node of this process, or nil. It waits for a node that is being
 // opened.
-func openedNode() (open *heldNode) {
+func runningNode() (open *heldNode) {
 	nodes.Range(func(_, held any) bool {
 		if held, ok := held.(*heldNode); ok && held.store != nil {
 			open = held

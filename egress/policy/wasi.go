@@ -22,7 +22,7 @@ const (
 	// maxWrites bounds the buffers of one fd_write.
 	maxWrites = 1024
 	// writeStep and randomStep are the sizes of the parts for call.steps. Each byte of
-	// output may end a line, which takes longer than a hundred other bytes.
+	// output may end a line, and to log a line costs as much as to copy a hundred bytes.
 	writeStep  = 256
 	randomStep = 64 << 10
 )

@@ -255,7 +255,8 @@ func TestForgottenInterpreterIsLost(t *testing.T) {
 	}
 	testkit.Eventually(t, "the spare interpreter is started", func() bool {
 		known, _ := n.Manager.ByID(sb.ID)
-		return len(known.Contexts) == 4 && !slices.ContainsFunc(known.Contexts, func(c sandbox.Context) bool {
+		// Its start holds a lease until it is over.
+		return n.Manager.Info(t.Context()).Leases == 0 && len(known.Contexts) == 4 && !slices.ContainsFunc(known.Contexts, func(c sandbox.Context) bool {
 			p, err := known.Process(c.Process)
 			return err != nil || p.State != guest.ProcessRunning
 		})

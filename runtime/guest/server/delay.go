@@ -5,14 +5,18 @@ import "time"
 // A viewer that a program waits for delays the program, and the viewers that have read
 // everything. One that does so for longer than these bounds is lagging.
 const (
-	// maxStall bounds one delay without a read. A client that reads as fast as it can may
-	// not run for some tens of milliseconds on a busy machine.
-	maxStall = 250 * time.Millisecond
-	// maxDelay bounds the delays of the program by a viewer that reads more slowly than
-	// steadyRate, in bytes per second. It is for the clients of a busy machine: the clients of
-	// 100 terminals that print 2 MB each lose nothing if the machine carries 50 MB/s.
+	// maxStall bounds one delay without a read. A full Unix socket reports space only when
+	// three quarters of its 208 KiB are free, so the clients of 100 terminals, which
+	// share what the machine carries, are read in bursts: 15 MB in all between two of them.
+	maxStall = 2 * time.Second
+	// maxDelay bounds the delays of the program by a viewer that reads less than its share of
+	// steadyRate, in bytes per second. The terminals of a guest that wait share it: 100 of
+	// them lose nothing if the machine carries 4 MiB/s in all.
 	maxDelay   = 4 * time.Second
 	steadyRate = 4 << 20
+	// maxPatience bounds one wait. A sandbox may be frozen in it: then its viewers get another
+	// one.
+	maxPatience = 125 * time.Millisecond
 	// maxLead bounds the delays of faster viewers by one that reads at less than half of their
 	// rate.
 	maxLead = 250 * time.Millisecond
@@ -45,17 +49,18 @@ func (d *delays) recover(elapsed time.Duration) {
 	d.lead = min(d.lead+elapsed/recovery, maxLead)
 }
 
-// use records that the program has waited for the viewer, which has read so many bytes meanwhile.
-func (d *delays) use(waited time.Duration, read int64) {
+// use records that the program has waited for the viewer, which has read so many bytes meanwhile,
+// as one of waiting terminals.
+func (d *delays) use(waited time.Duration, read, waiting int64) {
 	if d.stall = max(0, d.stall-waited); read > 0 {
 		d.stall = maxStall
 	}
-	d.total = max(0, min(d.total-waited+time.Duration(read)*time.Second/steadyRate, maxDelay))
+	d.total = max(0, min(d.total-waited+time.Duration(waiting*read)*time.Second/steadyRate, maxDelay))
 }
 
 // useLead records that the program has waited for any viewer. behind: faster viewers have read
-// everything, and this one has not. All that are behind use their lead at the same time, so that
-// many do not delay the faster ones longer than one does.
+// everything, and this one has not. All viewers that are behind are charged at the same time:
+// many slow viewers delay the faster ones no longer than one.
 func (d *delays) useLead(waited time.Duration, behind bool) {
 	if behind {
 		waited = -waited
@@ -82,8 +87,7 @@ func (t *terminal) awaitViewers(n int) bool {
 		return false
 	}
 	began := time.Now()
-	// A sandbox may be frozen in this wait: then its viewers get another one.
-	patience := maxStall / 2
+	patience := maxPatience
 	for v := range t.viewers {
 		v.delays.recover(began.Sub(t.waited))
 		if v.slow {
@@ -97,13 +101,15 @@ func (t *terminal) awaitViewers(n int) bool {
 	})
 	defer timer.Stop()
 	t.held = true
+	t.waiting.Add(1)
 	t.changed.Wait()
+	waiting := t.waiting.Add(-1) + 1
 	t.held, t.waited = false, time.Now()
 	waited := min(t.waited.Sub(began), patience)
 	for v := range t.viewers {
 		v.delays.useLead(waited, starved && v.from < t.screen.end)
 		if v.slow {
-			v.delays.use(waited, v.cursor-v.from)
+			v.delays.use(waited, v.cursor-v.from, waiting)
 			v.lagging = v.delays.left(starved) == 0
 		}
 	}

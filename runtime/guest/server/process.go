@@ -68,7 +68,7 @@ func (ps *processes) copy(run *processRun, pipe *outputPipe, log *processLog, t 
 		var n int
 		n, err = pipe.file.Read(buf)
 		if log.add(t, buf[:n]) {
-			ps.logGrew()
+			ps.boundLogs()
 		}
 	}
 }

@@ -201,28 +201,25 @@ func (ps *processes) ended(p *process) {
 		ps.forget(ps.history[0])
 		ps.history = ps.history[1:]
 	}
-	ps.boundLogs()
 	ps.mu.Unlock()
+	ps.boundLogs()
 	p.log.markEnded()
 	close(p.done)
 }
 
-// boundLogs bounds the memory of the logs of ended processes: the latest are kept whole. ps.mu is
-// held.
+// boundLogs bounds the memory of the logs of ended processes: the latest are kept whole. It is
+// called after a process has ended, and after a background process of an ended one has
+// written to its log.
 func (ps *processes) boundLogs() {
+	ps.mu.Lock()
+	ended := slices.Clone(ps.history)
+	ps.mu.Unlock() // a log waits for its disk
 	left := endedLogs
-	for _, p := range slices.Backward(ps.history) {
+	for _, p := range slices.Backward(ended) {
 		if left -= p.log.memory(); left < 0 {
 			p.log.shrink()
 		}
 	}
-}
-
-// logGrew bounds the logs after a background process of an ended process has written to one.
-func (ps *processes) logGrew() {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	ps.boundLogs()
 }
 
 // forget drops an ended process, and its log unless another one writes there.

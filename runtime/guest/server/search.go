@@ -68,7 +68,7 @@ func (s *Server) search(w http.ResponseWriter, r *http.Request) error {
 	case context.Cause(x.ctx) == errTimeout:
 		end.Stopped = guest.SearchStoppedByTime
 	case err != nil:
-		panic(http.ErrAbortHandler) // the client is gone
+		panic(http.ErrAbortHandler) // the client is gone, or the search cannot go on
 	}
 	return x.send(guest.SearchLine{End: &end})
 }
@@ -92,6 +92,9 @@ type searching struct {
 // directory searches a directory. It reads some names at a time.
 func (x *searching) directory(folder string) error {
 	dir, err := openDirectory(folder)
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		return err // a search without this directory would not be complete
+	}
 	if err != nil {
 		return x.ctx.Err()
 	}

@@ -25,6 +25,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
@@ -86,13 +87,15 @@ type Server struct {
 	reaper    *reaper
 	procs     *processes
 	terminals *registry[*terminal, guest.Terminal]
-	sessions  *registry[*session, guest.Session]
-	watches   *watches
-	ports     *ports
-	events    *hub
-	requests  *requests
-	spill     *discarder
-	writes    *fileLocks
+	// heldTerminals counts the terminals whose programs wait for viewers.
+	heldTerminals atomic.Int64
+	sessions      *registry[*session, guest.Session]
+	watches       *watches
+	ports         *ports
+	events        *hub
+	requests      *requests
+	spill         *discarder
+	writes        *fileLocks
 	// tunnels is the context of the connections with streamed input, and closeTunnels ends it.
 	tunnels      context.Context
 	closeTunnels context.CancelFunc

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -31,8 +32,9 @@ type terminal struct {
 	view    guest.Terminal
 	screen  screen
 	viewers map[*viewer]bool
-	held    bool      // the program waits for a viewer
-	waited  time.Time // when it last did
+	held    bool          // the program waits for a viewer
+	waited  time.Time     // when it last did
+	waiting *atomic.Int64 // how many terminals of the guest are held
 	ended   bool
 }
 
@@ -48,7 +50,7 @@ func (s *Server) startTerminal(in *surroundings, spec guest.TerminalSpec) (*term
 		return nil, refuse(guest.CodeInternal, "this sandbox has no pseudoterminals: %v", err)
 	}
 	t := &terminal{
-		pty: master, slave: slave, done: make(chan struct{}), viewers: map[*viewer]bool{},
+		pty: master, slave: slave, done: make(chan struct{}), viewers: map[*viewer]bool{}, waiting: &s.heldTerminals,
 		view: guest.Terminal{ID: spec.ID, Command: cmd.shown(guest.MaxTerminalCommand), State: guest.ProcessRunning, StartedAt: time.Now()},
 	}
 	t.changed.L = &t.mu

@@ -32,7 +32,7 @@ func (t *terminal) join(since int64) (*viewer, error) {
 	if len(t.viewers) >= maxViewers {
 		return nil, refuse(guest.CodeTooMany, "the terminal has %d viewers already, which is the limit", maxViewers)
 	}
-	v := &viewer{terminal: t, cursor: since, ready: t.screen.end, delays: fullDelays}
+	v := &viewer{terminal: t, cursor: since, ready: t.screen.end, from: t.screen.end, delays: fullDelays}
 	switch {
 	case since < 0:
 		v.cursor = t.screen.clean()

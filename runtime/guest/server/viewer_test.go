@@ -2,6 +2,7 @@ package server
 
 import (
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,25 +49,28 @@ func TestViewersDelayProgramsWithinBounds(t *testing.T) {
 		pace    time.Duration // of the program, for each 16 KiB
 		viewers []pacedViewer
 		longest time.Duration // that printing may take
+		others  int64         // terminals that wait, too
 	}{
-		{"one that reads fast enough", 0, []pacedViewer{{pause: 6 * time.Millisecond}}, 256 * 6 * time.Millisecond},
-		{"one that is too slow", 0, []pacedViewer{{pause: 200 * time.Millisecond, misses: true}}, maxDelay * 17 / 16},
-		{"one that stalls", 0, []pacedViewer{{pause: 300 * time.Millisecond, misses: true}}, maxStall},
-		{"one that never reads", 0, []pacedViewer{{misses: true}}, maxStall},
+		{"one that reads fast enough", 0, []pacedViewer{{pause: 6 * time.Millisecond}}, 256 * 6 * time.Millisecond, 0},
+		{"one that is too slow", 0, []pacedViewer{{pause: 200 * time.Millisecond, misses: true}}, maxDelay * 17 / 16, 0},
+		{"one that stalls", 0, []pacedViewer{{pause: 3 * time.Second, misses: true}}, maxStall + 50*time.Millisecond, 0},
+		{"one that never reads", 0, []pacedViewer{{misses: true}}, maxStall, 0},
 		{"one that is too slow for a program with pauses", 10 * time.Millisecond, []pacedViewer{{pause: 100 * time.Millisecond, misses: true}},
-			512*10*time.Millisecond*17/16 + maxDelay*17/16},
+			512*10*time.Millisecond*17/16 + maxDelay*17/16, 0},
 		{"one that reads in bursts", 10 * time.Millisecond, []pacedViewer{{pause: time.Second, bursts: true, misses: true}},
-			512*10*time.Millisecond*4/3 + maxStall},
-		{"a fast one and one that never reads", 0, []pacedViewer{{pause: 500 * time.Microsecond}, {misses: true}}, 128*time.Millisecond + maxStall},
-		{"a fast one and a slow one", 0, []pacedViewer{{pause: 500 * time.Microsecond}, {pause: 200 * time.Millisecond, misses: true}}, 128*time.Millisecond + maxLead},
-		{"a fast one and ten slow ones", 0, append([]pacedViewer{{pause: 500 * time.Microsecond}}, slowViewers(10)...), 128*time.Millisecond + 2*maxLead},
-		{"equal ones", 0, []pacedViewer{{pause: time.Millisecond}, {pause: time.Millisecond}, {pause: time.Millisecond}}, 256 * time.Millisecond},
-		{"one that is more than half as fast", 0, []pacedViewer{{pause: time.Millisecond}, {pause: 1800 * time.Microsecond}}, 256 * 1800 * time.Microsecond},
-		{"one that is less than half as fast", 0, []pacedViewer{{pause: time.Millisecond}, {pause: 5 * time.Millisecond, misses: true}}, 256*time.Millisecond + 2*maxLead},
+			512*10*time.Millisecond*4/3 + maxDelay*17/16, 0},
+		{"a fast one and one that never reads", 0, []pacedViewer{{pause: 500 * time.Microsecond}, {misses: true}}, 128*time.Millisecond + 2*maxLead, 0},
+		{"a fast one and a slow one", 0, []pacedViewer{{pause: 500 * time.Microsecond}, {pause: 200 * time.Millisecond, misses: true}}, 128*time.Millisecond + maxLead, 0},
+		{"a fast one and ten slow ones", 0, append([]pacedViewer{{pause: 500 * time.Microsecond}}, slowViewers(10)...), 128*time.Millisecond + 2*maxLead, 0},
+		{"equal ones", 0, []pacedViewer{{pause: time.Millisecond}, {pause: time.Millisecond}, {pause: time.Millisecond}}, 256 * time.Millisecond, 0},
+		{"one that is more than half as fast", 0, []pacedViewer{{pause: time.Millisecond}, {pause: 1800 * time.Microsecond}}, 256 * 1800 * time.Microsecond, 0},
+		{"one that is less than half as fast", 0, []pacedViewer{{pause: time.Millisecond}, {pause: 5 * time.Millisecond, misses: true}}, 256*time.Millisecond + 2*maxLead, 0},
+		{"one of a hundred terminals that share 30 MB/s", 0, []pacedViewer{{pause: 109 * time.Millisecond}}, 256 * 109 * time.Millisecond, 99},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				term := &terminal{viewers: map[*viewer]bool{}}
+				term := &terminal{viewers: map[*viewer]bool{}, waiting: new(atomic.Int64)}
+				term.waiting.Store(tt.others)
 				term.changed.L = &term.mu
 				var reading sync.WaitGroup
 				var idle []func()
