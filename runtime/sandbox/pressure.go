@@ -120,7 +120,7 @@ func (p *pressure) judge(cfg *Config, now MemoryState) (why string, low bool) {
 		return "", false
 	}
 	if p.lasts {
-		reserve, stall, settle = reserve*reliefReserve, stall*reliefStall, stallSettle
+		reserve, stall, settle = min(reserve*reliefReserve, 1), stall*reliefStall, stallSettle
 	}
 	available := float64(now.Available) / float64(now.Total)
 	if available < reserve {

@@ -41,7 +41,7 @@ func TestSandboxesThatSleptLongestAreStoppedWhenMemoryIsShort(t *testing.T) {
 			t.Errorf("it is stopped: %s, condition %+v", sb.StateReason, sb.Condition)
 		}
 		events := b.awaitEvents("stopped", 1)
-		if len(events) != 1 || events[0].Reason != types.StateReasonMemoryPressure || !strings.HasSuffix(events[0].Detail, "of memory were available, the reserve is 99%") {
+		if len(events) != 1 || events[0].Reason != types.StateReasonMemoryPressure || !strings.HasSuffix(events[0].Detail, "% are required") {
 			t.Fatalf("it stopped: %+v", events)
 		}
 		stopped = append(stopped, events[0])
