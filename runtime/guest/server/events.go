@@ -82,7 +82,10 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 	rc := http.NewResponseController(w)
 	lines := json.NewEncoder(w)
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	for rc.Flush() == nil {
+	for {
+		if len(sub) == 0 && rc.Flush() != nil { // once for the events that wait together
+			return nil
+		}
 		select {
 		case ev, ok := <-sub:
 			if !ok || lines.Encode(ev) != nil {
@@ -92,5 +95,4 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) error {
 			return nil
 		}
 	}
-	return nil
 }
