@@ -21,6 +21,7 @@ import (
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/runtime/disk"
+	"github.com/doze-run/doze/runtime/doctor"
 	"github.com/doze-run/doze/runtime/freezer"
 	"github.com/doze-run/doze/runtime/memory"
 	"github.com/doze-run/doze/runtime/netns"
@@ -157,17 +158,20 @@ func OpenOn(ctx context.Context, cfg Config, records *store.Badger, log *slog.Lo
 	if err := installGuest(cfg.Guest, cfg.Sandbox.GuestBinary); err != nil {
 		return nil, err
 	}
-	if err := report(<-findings, log); err != nil {
-		return nil, err
-	}
 	engine, err := podman.Open(ctx, podman.Config{Node: records.NodeID(), RunDir: cfg.Sandbox.RunDir, Socket: cfg.PodmanSocket, Helper: cfg.NetnsHelper, Log: log})
+	var images podman.Storage
+	if err == nil {
+		opened = append(opened, engine.Close)
+		images, err = engine.Storage(ctx)
+	}
+	if fatal := report(<-findings, log); fatal != nil {
+		return nil, fatal // with remedies, unlike the engine's error
+	}
 	if err != nil {
 		return nil, err
 	}
-	opened = append(opened, engine.Close)
-	images, err := engine.Storage(ctx)
-	if err != nil {
-		return nil, err
+	if fatal := report([]doctor.Finding{doctor.StorageDriver(images.Driver)}, log); fatal != nil {
+		return nil, fatal
 	}
 	storage := images.GraphRoot
 	w, commits, err := openWitness(storage, records.NodeID(), cfg.Home, log)

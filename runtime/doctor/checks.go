@@ -37,6 +37,8 @@ const (
 	// minOpenFiles: a running sandbox needs some ten descriptors of the node.
 	minOpenFiles = 4096
 
+	storageCheck = "storage"
+
 	setup = "packaging/host/setup"
 	enter = "packaging/host/enter"
 )
@@ -301,12 +303,20 @@ func storage(ctx context.Context, cfg Config) Finding {
 	if err != nil {
 		return failed(LevelError, "see the output of: "+enter+" -- podman info", "rootless podman does not work: %v", err)
 	}
-	if driver := strings.TrimSpace(out); driver != "overlay" {
-		return failed(LevelWarning,
+	return StorageDriver(strings.TrimSpace(out))
+}
+
+// StorageDriver is the finding of the check of Podman's storage for a Podman that works, with
+// this storage driver.
+func StorageDriver(driver string) Finding {
+	f := passed("rootless podman works, with overlay")
+	if driver != "overlay" {
+		f = failed(LevelWarning,
 			`podman system reset (removes all images), then driver = "overlay" under [storage] in ~/.config/containers/storage.conf`,
 			"podman's storage driver is %s, which copies the whole image for each sandbox", driver)
 	}
-	return passed("rootless podman works, with overlay")
+	f.Name = storageCheck
+	return f
 }
 
 // tun checks the TUN device, which carries a sandbox's network; no sandbox starts without

@@ -8,10 +8,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/doctor"
@@ -313,6 +315,24 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 				t.Errorf("CanRun is %v", got)
 			}
 		})
+	}
+}
+
+// A node asks Podman for its storage once, and reports the driver itself.
+func TestStorageIsCheckedByTheCaller(t *testing.T) {
+	for _, driver := range []string{"overlay", "vfs"} {
+		h, cfg := healthyHost(t)
+		h.output[podmanInfo] = driver + "\n"
+		all := doctor.Check(t.Context(), cfg)
+		at := slices.IndexFunc(all, func(f doctor.Finding) bool { return f.Name == "storage" })
+		if diff := cmp.Diff(all[at], doctor.StorageDriver(driver)); diff != "" {
+			t.Errorf("the caller's finding for %s (-check +caller):\n%s", driver, diff)
+		}
+		delete(h.output, podmanInfo)
+		cfg.WithoutStorage = true
+		if diff := cmp.Diff(slices.Delete(all, at, at+1), doctor.Check(t.Context(), cfg)); diff != "" {
+			t.Errorf("the other checks (-with +without the storage):\n%s", diff)
+		}
 	}
 }
 
