@@ -158,3 +158,63 @@ func TestSnapshotsSurviveRemovalsOfImages(t *testing.T) {
 		t.Errorf("%v; left: %s", err, out)
 	}
 }
+
+// TestSnapshotsSurviveTheirImage: the image of a sandbox is built again under its name, and the old
+// one is pruned, as images/build does it.
+func TestSnapshotsSurviveTheirImage(t *testing.T) {
+	engine, disks, spec := open(t)
+	ctx := testkit.Context(t)
+	run := func(script string) string {
+		t.Helper()
+		out, err := exec.CommandContext(ctx, "sh", "-ec", script).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", script, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	image := "localhost/doze/test-rebuilt:" + string(sandbox.NewID())
+	build := func(version string) {
+		t.Helper()
+		dir := t.TempDir()
+		run(fmt.Sprintf(`cd %s; mkdir -p etc tmp proc sys dev run srv; echo %s >etc/version; echo root:x:0:0::/: >etc/passwd
+			tar -c . | podman import --quiet - %s`, dir, version, image))
+	}
+	t.Cleanup(func() { run("podman image prune --force; podman rmi " + image) })
+	build("1")
+	old := run("podman image inspect --format '{{.Id}}' " + image)
+	first, second := sandbox.NewID(), sandbox.NewID()
+	snapshots := []sandbox.SnapshotID{sandbox.SnapshotID(sandbox.NewID()), sandbox.SnapshotID(sandbox.NewID())}
+	of := func(id sandbox.ID, ref string) sandbox.ContainerSpec {
+		s := spec(t, id)
+		s.ImageRef = ref
+		return s
+	}
+	// The second snapshot is of a sandbox of the first one, which is deleted: only the second
+	// needs the image then.
+	for i, s := range []sandbox.ContainerSpec{of(first, image), of(second, sandbox.SnapshotRef(snapshots[0]))} {
+		testkit.NoError(t, "create", engine.Create(ctx, s))
+		unshare(t, s.ID, `echo "$1" >"$root/srv/file"`, fmt.Sprint(i))
+		testkit.NoError(t, "snapshot", disks.Move(ctx, s.ID, snapshots[i]))
+		testkit.NoError(t, "remove", engine.Remove(ctx, s.ID))
+	}
+	build("2")
+	run("podman image prune --force")
+	check := func(snapshot sandbox.SnapshotID, want string) {
+		t.Helper()
+		id := sandbox.NewID()
+		testkit.NoError(t, "create from the snapshot", engine.Create(ctx, of(id, sandbox.SnapshotRef(snapshot))))
+		if got := unshare(t, id, `cat "$root/etc/version" "$root/srv/file"`); got != want {
+			t.Errorf("the snapshot has %q, want %q", got, want)
+		}
+		testkit.NoError(t, "remove", engine.Remove(ctx, id))
+	}
+	check(snapshots[0], "1\n0\n")
+	testkit.NoError(t, "delete", disks.Delete(ctx, snapshots[0]))
+	run("podman image prune --force")
+	check(snapshots[1], "1\n1\n")
+	testkit.NoError(t, "delete", disks.Delete(ctx, snapshots[1]))
+	run("podman image prune --force; ! podman image exists " + old)
+	if left := run("podman ps -a --external --format '{{.Names}}'"); strings.Contains(left, string(snapshots[0])) || strings.Contains(left, string(snapshots[1])) {
+		t.Errorf("left: %s", left)
+	}
+}

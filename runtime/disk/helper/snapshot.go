@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/storage"
@@ -21,8 +23,9 @@ import (
 //
 //	layer      its files, on the layer below the container's; owned by the node through its name
 //	image      the image of the container with that layer on top, tagged with the snapshot's id
-//	container  of the storage alone, without a process: `podman image prune -a` and `podman rmi`
-//	           keep images that a container uses
+//	containers of the storage alone, without processes: `podman image prune -a` and `podman rmi`
+//	           keep images that a container uses. One uses the image, one each image below it
+//	           (see protectBelow)
 //
 // The layer has the container's ID mappings. Podman therefore creates containers from the image
 // without a copy of the layer for their user ids, as it would make of one without mappings.
@@ -36,6 +39,9 @@ const label = "run.doze.snapshot"
 func (d *Disks) layerName(snapshot string) string { return d.layerPrefix() + snapshot }
 
 func (d *Disks) layerPrefix() string { return "doze-snapshot-" + d.config.Node + "-" }
+
+// belowPrefix begins the names of the containers that protect images below a snapshot.
+func (d *Disks) belowPrefix(snapshot string) string { return d.layerName(snapshot) + "-below-" }
 
 // layerID returns the id that the storage has for the layer of a snapshot.
 func (d *Disks) layerID(snapshot string) string {
@@ -92,9 +98,11 @@ func (d *Disks) publish(snapshot string, base base, files string) error {
 	if err != nil {
 		return fmt.Errorf("create the image: %w", err)
 	}
-	if _, err := d.store.CreateContainer("", []string{d.layerName(snapshot)}, image.ID, "", "",
-		&storage.ContainerOptions{IDMappingOptions: mappings}); err != nil {
-		return fmt.Errorf("protect the image: %w", err)
+	if err := d.protect(d.layerName(snapshot), image.ID, mappings); err != nil {
+		return err
+	}
+	if err := d.protectBelow(snapshot, below.Parent, mappings); err != nil {
+		return err
 	}
 	if err := unix.Renameat2(unix.AT_FDCWD, files, unix.AT_FDCWD, d.files(layer.ID), unix.RENAME_EXCHANGE); err != nil {
 		return fmt.Errorf("put the files into the layer: %w", err)
@@ -105,6 +113,58 @@ func (d *Disks) publish(snapshot string, base base, files string) error {
 		}
 	}
 	return d.sync()
+}
+
+// protect creates a container that keeps an image.
+func (d *Disks) protect(name, image string, mappings types.IDMappingOptions) error {
+	_, err := d.store.CreateContainer("", []string{name}, image, "", "", &storage.ContainerOptions{IDMappingOptions: mappings})
+	if err != nil {
+		return fmt.Errorf("protect image %s: %w", image, err)
+	}
+	return nil
+}
+
+// protectBelow protects the images whose copies for the user ids of sandboxes are below a
+// snapshot. The storage removes such a copy with its image even if other layers are based on it,
+// as when an image gets the name of an older one, which is then pruned.
+func (d *Disks) protectBelow(snapshot, layer string, mappings types.IDMappingOptions) error {
+	images, err := d.store.Images()
+	if err != nil {
+		return err
+	}
+	for layer != "" {
+		for _, image := range images {
+			if !slices.Contains(image.MappedTopLayers, layer) {
+				continue
+			}
+			if err := d.protect(d.belowPrefix(snapshot)+image.ID[:12], image.ID, mappings); err != nil {
+				return err
+			}
+		}
+		l, err := d.store.Layer(layer)
+		if err != nil {
+			return err
+		}
+		layer = l.Parent
+	}
+	return nil
+}
+
+// unprotect removes what protect and protectBelow created for a snapshot.
+func (d *Disks) unprotect(snapshot string) error {
+	containers, err := d.store.Containers()
+	if err != nil {
+		return err
+	}
+	for _, c := range containers {
+		if len(c.Names) == 0 || c.Names[0] != d.layerName(snapshot) && !strings.HasPrefix(c.Names[0], d.belowPrefix(snapshot)) {
+			continue
+		}
+		if err := d.store.DeleteContainer(c.ID); err != nil && !errors.Is(err, storage.ErrContainerUnknown) {
+			return err
+		}
+	}
+	return nil
 }
 
 // createImage creates the image of a snapshot: the container's image with the snapshot's id as a
@@ -173,13 +233,12 @@ func (d *Disks) Delete(r wire.Request, reply *wire.Reply) error {
 		if err := d.discard(d.staging(r.Snapshot)); err != nil {
 			return err
 		}
-		name := d.layerName(r.Snapshot)
 		image, err := d.store.Image(repository + r.Snapshot)
 		if err == nil {
-			if err := d.unused(image.ID, name); err != nil {
+			if err := d.unused(image.ID, d.layerName(r.Snapshot)); err != nil {
 				return err
 			}
-			if err := d.store.DeleteContainer(name); err != nil && !errors.Is(err, storage.ErrContainerUnknown) {
+			if err := d.unprotect(r.Snapshot); err != nil {
 				return err
 			}
 			if err := d.emptyLayer(r.Snapshot); err != nil {
