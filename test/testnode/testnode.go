@@ -291,9 +291,6 @@ const removalPoll = 300 * time.Millisecond
 // deleteSnapshots deletes the snapshots, and returns when they have left Podman's storage, where
 // they would outlive the node.
 func (n *Node) deleteSnapshots() error {
-	if !strings.Contains(n.Log(), "disk helper started") { // it has never had one
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
 	snapshots, err := n.API.Snapshots(ctx, "")
