@@ -133,8 +133,8 @@ func refusesHost(req *http.Request, res *http.Response, err error) bool {
 	return false
 }
 
-// roundTripOnce sends a request under the name that the port's mode chooses.
-func (x *exchange) roundTripOnce(req *http.Request, bodyless bool) (*http.Response, error) {
+// sendUnderName sends a request under the name that the port's mode chooses, which may take two attempts.
+func (x *exchange) sendUnderName(req *http.Request, bodyless bool) (*http.Response, error) {
 	if x.port.Host == sandbox.HostRewrite || x.port.Host == sandbox.HostPreserve {
 		x.names.rewrite = x.port.Host == sandbox.HostRewrite
 		return x.attempt(req, bodyless)

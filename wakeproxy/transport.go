@@ -78,7 +78,7 @@ func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	res, err := x.roundTripOnce(req, bodyless)
+	res, err := x.sendUnderName(req, bodyless)
 	if err != nil {
 		return nil, err
 	}
