@@ -125,6 +125,7 @@ func eventOf(e sandbox.Event) types.Event {
 		Until:      e.Until,
 		Snapshot:   string(e.Snapshot),
 		Bytes:      e.Bytes,
+		Forks:      e.Forks,
 
 		MemoryBefore: e.MemoryBefore,
 		MemoryAfter:  e.MemoryAfter,

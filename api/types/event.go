@@ -9,17 +9,18 @@ type Event struct {
 	Time       time.Time      `json:"time" doc:"When it happened"`
 	Sandbox    string         `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
 	Kind       WakeKind       `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
-	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted, restored and memory_reclaimed: how long it took, in milliseconds"`
+	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted, restored, forked and memory_reclaimed: how long it took, in milliseconds"`
 	Cause      Cause          `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
-	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started"`
+	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started; of snapshot_deleted: requested, or retention if max_age or keep_last deleted it"`
 	Error      string         `json:"error,omitempty" doc:"Description of what went wrong, for people"`
-	Detail     string         `json:"detail,omitempty" doc:"Of stopped because of memory_pressure: the measurement, for people" example:"1.1 GiB of 24 GiB of memory were available, the reserve is 5%"`
+	Detail     string         `json:"detail,omitempty" doc:"Of stopped because of memory_pressure: the measurement, for people" example:"1.1 GiB of 24 GiB of memory were available, 5% are required"`
 	Port       uint16         `json:"port,omitempty" doc:"Of port_exposed, port_unexposed, port_opened and port_closed: the port"`
 	Listening  *ListeningPort `json:"listening,omitempty" doc:"Of port_opened and port_closed: what listens, or listened"`
 	Process    *Process       `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
 	Progress   string         `json:"progress,omitempty" doc:"Of image_pull_progress: a line for people"`
-	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted and restored: id of the snapshot" example:"s7k2m9x4q3bz"`
-	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted: disk space of what was copied; missing if nothing was" example:"247463936"`
+	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted, restored and snapshot_deleted: id of the snapshot; of created: of the snapshot that the sandbox began with" example:"s7k2m9x4q3bz"`
+	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted, restored, forked and snapshot_deleted: disk space that the snapshot adds to its base; missing if it has not been measured" example:"247463936"`
+	Forks      int            `json:"forks,omitempty" doc:"Of forked: how many sandboxes were created"`
 	Until      time.Time      `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
 
 	MemoryBefore int64 `json:"memory_before,omitempty" doc:"Of memory_reclaimed: bytes of memory that the sandbox held before" example:"243269632"`
@@ -49,6 +50,8 @@ const (
 	EventTypeDiskLost          EventType = "disk_lost"
 	EventTypeSnapshotted       EventType = "snapshotted"
 	EventTypeRestored          EventType = "restored" // from a snapshot
+	EventTypeForked            EventType = "forked"
+	EventTypeSnapshotDeleted   EventType = "snapshot_deleted" // a snapshot of it
 	EventTypeDestroyed         EventType = "destroyed"
 )
 
@@ -58,7 +61,7 @@ func (EventType) Values() []EventType {
 		EventTypeCreated, EventTypeImagePullProgress, EventTypeWoke, EventTypeSlept, EventTypeMemoryReclaimed, EventTypeStopped, EventTypeWakeFailed, EventTypeHeld,
 		EventTypeProcessStarted, EventTypeProcessExited, EventTypePortExposed, EventTypePortUnexposed, EventTypePortOpened, EventTypePortClosed,
 		EventTypeUpdated, EventTypeAdopted,
-		EventTypeDiskLost, EventTypeSnapshotted, EventTypeRestored, EventTypeDestroyed,
+		EventTypeDiskLost, EventTypeSnapshotted, EventTypeRestored, EventTypeForked, EventTypeSnapshotDeleted, EventTypeDestroyed,
 	}
 }
 

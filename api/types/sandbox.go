@@ -67,6 +67,7 @@ const (
 	StateReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 	StateReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
 	StateReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
+	StateReasonRetention         StateReason = "retention"          // of a snapshot: deleted by max_age or keep_last
 )
 
 // Values returns all reasons.
@@ -75,7 +76,7 @@ func (StateReason) Values() []StateReason {
 		StateReasonIdle, StateReasonStopAfter, StateReasonRequested, StateReasonForced, StateReasonTTLExpired, StateReasonNodeShutdown,
 		StateReasonRecovered, StateReasonContainerExited, StateReasonContainerLost, StateReasonGuestUnresponsive,
 		StateReasonRecoveryFailed, StateReasonStopFailed, StateReasonCreateFailed, StateReasonAdopted, StateReasonRestored, StateReasonSlept,
-		StateReasonMemoryPressure,
+		StateReasonMemoryPressure, StateReasonRetention,
 	}
 }
 

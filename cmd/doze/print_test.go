@@ -39,11 +39,15 @@ func TestTables(t *testing.T) {
 		{Type: "woke", Time: at, Kind: "warm", DurationMS: 0.26, Cause: "preview"},
 		{Type: "slept", Time: at, Reason: "idle"},
 		{Type: "memory_reclaimed", Time: at, DurationMS: 310, MemoryBefore: 232 << 20, MemoryAfter: 20 << 20},
-		{Type: "stopped", Time: at, Reason: "memory_pressure", Detail: "0.8 GiB of 24 GiB of memory were available, the reserve is 5%"},
+		{Type: "stopped", Time: at, Reason: "memory_pressure", Detail: "0.8 GiB of 24 GiB of memory were available, 5% are required"},
 		{Type: "process_exited", Time: at, Process: &killed},
 		{Type: "port_exposed", Time: at, Port: 3000},
 		{Type: "held", Time: at, Until: at.Add(time.Hour)},
 		{Type: "woke", Time: at, Kind: "cold", DurationMS: 1830, Cause: "exec"},
+		{Type: "snapshotted", Time: at, Snapshot: "s7k2m9x4q3bz", DurationMS: 2100, Bytes: 236 << 20},
+		{Type: "forked", Time: at, Forks: 10, DurationMS: 3106, Bytes: 236 << 20},
+		{Type: "snapshot_deleted", Time: at, Snapshot: "s7k2m9x4q3bz", Reason: "retention", Bytes: 236 << 20},
+		{Type: "restored", Time: at, Snapshot: "bbbbbbbbbbbb", DurationMS: 310},
 	}
 
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -71,6 +75,7 @@ func TestTables(t *testing.T) {
 	}))
 	golden(t, "ps", r.ok("ps", "shop"))
 	golden(t, "events", r.ok("events", "shop"))
+	golden(t, "history", r.ok("history", "shop"))
 	golden(t, "help", r.ok("--help"))
 }
 

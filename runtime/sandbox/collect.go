@@ -85,7 +85,7 @@ func (m *Manager) prune(ctx context.Context, id ID, keep int) {
 
 func (m *Manager) expireSnapshots(ctx context.Context, list []Snapshot) {
 	for _, s := range list {
-		if err := m.DeleteSnapshot(ctx, s.Owner, s.ID); err != nil && !errors.Is(err, ErrSnapshotNotFound) {
+		if err := m.deleteSnapshotFor(ctx, s.Owner, s.ID, ReasonRetention); err != nil && !errors.Is(err, ErrSnapshotNotFound) {
 			m.log.Warn("failed to delete an old snapshot", "snapshot", s.ID, "error", err)
 		}
 	}

@@ -233,7 +233,7 @@ func (b *liveSandbox) make(ctx context.Context) {
 		close(b.made)
 		return
 	}
-	b.emit(Event{Type: EventCreated, DurationMS: milliseconds(time.Since(start))})
+	b.emit(Event{Type: EventCreated, Snapshot: b.view.Load().Snapshot, DurationMS: milliseconds(time.Since(start))})
 	b.touch()
 	b.open(0)
 	close(b.made)

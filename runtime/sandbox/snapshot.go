@@ -124,8 +124,12 @@ func (m *Manager) CreateSnapshot(ctx context.Context, id ID, req SnapshotRequest
 	}
 	var s Snapshot
 	err = m.do(ctx, func(ctx context.Context) (err error) {
-		s, err = b.snapshot(ctx, req)
-		return err
+		if s, err = b.snapshot(ctx, req); err != nil {
+			return err
+		}
+		b.emit(Event{Type: EventSnapshotted, Snapshot: s.ID, Bytes: s.Usage.Bytes, DurationMS: milliseconds(time.Duration(s.Duration))})
+		m.prune(ctx, id, req.RetainLast)
+		return nil
 	})
 	if err != nil {
 		return Snapshot{}, err
@@ -144,11 +148,9 @@ func (b *liveSandbox) snapshot(ctx context.Context, req SnapshotRequest) (Snapsh
 		b.m.dropSnapshot(ctx, s)
 		return Snapshot{}, err
 	}
-	b.emit(Event{Type: EventSnapshotted, Snapshot: s.ID, Bytes: s.Usage.Bytes, DurationMS: milliseconds(time.Duration(s.Duration))})
 	if s.Usage == (DiskUsage{}) {
 		b.m.spawn(func(ctx context.Context) { b.m.measureSnapshot(ctx, s.ID) })
 	}
-	b.m.prune(ctx, b.id, req.RetainLast)
 	return s, nil
 }
 
@@ -395,7 +397,7 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (r
 	if err != nil {
 		return false, err
 	}
-	b.emit(Event{Type: EventRestored, Snapshot: s.ID, DurationMS: milliseconds(time.Since(start))})
+	b.emit(Event{Type: EventRestored, Snapshot: s.ID, Bytes: s.Usage.Bytes, DurationMS: milliseconds(time.Since(start))})
 	b.m.collectSoon()
 	return ran, nil
 }
@@ -434,16 +436,21 @@ func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, 
 	}
 	var forks []Sandbox
 	err = m.do(ctx, func(running context.Context) (err error) {
+		start := time.Now()
 		s, err := b.snapshot(running, SnapshotRequest{})
 		if err != nil {
 			return err
 		}
 		forks, err = m.createForks(ctx, running, s, req)
 		// Only the forks use it.
-		if derr := m.DeleteSnapshot(context.WithoutCancel(running), owner, s.ID); derr != nil {
+		if _, derr := m.deleteSnapshot(context.WithoutCancel(running), owner, s.ID); derr != nil {
 			m.log.Warn("failed to delete the snapshot of a fork", "snapshot", s.ID, "error", derr)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		b.emit(Event{Type: EventForked, Forks: req.Count, Bytes: s.Usage.Bytes, DurationMS: milliseconds(time.Since(start))})
+		return nil
 	})
 	if err != nil { // it may go on
 		return nil, err
@@ -537,18 +544,33 @@ func newestFirst(a, b Snapshot) int {
 // DeleteSnapshot deletes a snapshot of an owner. Sandboxes and snapshots that are based on it
 // keep their files, which stay on the disk until the last of them is gone.
 func (m *Manager) DeleteSnapshot(ctx context.Context, owner string, id SnapshotID) error {
+	return m.deleteSnapshotFor(ctx, owner, id, ReasonRequested)
+}
+
+func (m *Manager) deleteSnapshotFor(ctx context.Context, owner string, id SnapshotID, why StateReason) error {
+	s, err := m.deleteSnapshot(ctx, owner, id)
+	if err != nil {
+		return err
+	}
+	if b, err := m.live(s.Sandbox); err == nil { // else it is destroyed
+		b.emit(Event{Type: EventUnsnapshotted, Snapshot: s.ID, Bytes: s.Usage.Bytes, Reason: why})
+	}
+	return nil
+}
+
+func (m *Manager) deleteSnapshot(ctx context.Context, owner string, id SnapshotID) (Snapshot, error) {
 	m.snapshots.changing.Lock()
 	defer m.snapshots.changing.Unlock()
 	s, err := m.Snapshot(owner, string(id))
 	if err != nil {
-		return err
+		return Snapshot{}, err
 	}
 	s.Progress = snapshotDeleted
 	if err := m.putSnapshot(ctx, s); err != nil {
-		return err
+		return Snapshot{}, err
 	}
 	m.collectSoon()
-	return nil
+	return s, nil
 }
 
 // named returns the snapshot with that name; mu is held.

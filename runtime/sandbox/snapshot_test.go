@@ -518,3 +518,48 @@ func TestSnapshotsAreDeletedByNumberAndAge(t *testing.T) {
 		return errors.Is(err, sandbox.ErrSnapshotNotFound)
 	})
 }
+
+// The timeline of a sandbox has what happened to its disk, with sizes.
+func TestEventsDescribeSnapshots(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	events := subscribe(t, n.Manager, id)
+	expect := func(want sandbox.Event) {
+		t.Helper()
+		got := nextEvent(t, events, want.Type)
+		timed := want.Type != sandbox.EventUnsnapshotted
+		if timed != (got.DurationMS > 0) {
+			t.Errorf("%s took %v ms", got.Type, got.DurationMS)
+		}
+		want.Seq, want.Time, want.Sandbox, want.DurationMS = got.Seq, got.Time, id, got.DurationMS
+		testkit.Diff(t, string(want.Type), got, want)
+	}
+	first := snapshotOf(t, n, id, "")
+	if first.Usage.Bytes == 0 {
+		t.Fatal("the snapshot has no size")
+	}
+	expect(sandbox.Event{Type: sandbox.EventSnapshotted, Snapshot: first.ID, Bytes: first.Usage.Bytes})
+	second, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{RetainLast: 1})
+	testkit.NoError(t, "snapshot", err)
+	expect(sandbox.Event{Type: sandbox.EventSnapshotted, Snapshot: second.ID, Bytes: second.Usage.Bytes})
+	expect(sandbox.Event{Type: sandbox.EventUnsnapshotted, Snapshot: first.ID, Bytes: first.Usage.Bytes, Reason: sandbox.ReasonRetention})
+	_, err = n.Manager.Restore(t.Context(), id, second.ID, false)
+	testkit.NoError(t, "restore", err)
+	expect(sandbox.Event{Type: sandbox.EventRestored, Snapshot: second.ID, Bytes: second.Usage.Bytes})
+	n.Engine.Write(id, "a", "2")
+	forks, err := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 2})
+	testkit.NoError(t, "fork", err)
+	forked := nextEvent(t, events, sandbox.EventForked) // without events of the snapshot for it
+	if forked.Forks != 2 || forked.Bytes == 0 || forked.DurationMS == 0 {
+		t.Errorf("it was forked: %+v", forked)
+	}
+	testkit.NoError(t, "delete", n.Manager.DeleteSnapshot(t.Context(), owner, second.ID))
+	next := nextEvent(t, events, sandbox.EventUnsnapshotted)
+	if next.Snapshot != second.ID || next.Reason != sandbox.ReasonRequested {
+		t.Errorf("deleted: %+v", next)
+	}
+	list, err := n.Manager.Events(t.Context(), forks[0].ID, 0, 1)
+	if err != nil || len(list) != 1 || list[0].Type != sandbox.EventCreated || list[0].Snapshot != forks[0].Snapshot {
+		t.Errorf("the fork began with %+v, %v", list, err)
+	}
+}

@@ -48,6 +48,7 @@ const (
 	ReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 	ReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
 	ReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
+	ReasonRetention         StateReason = "retention"          // snapshot deleted by its MaxAge or RetainLast
 )
 
 // Condition is a fault of a sandbox.
@@ -287,6 +288,8 @@ const (
 	EventDiskLost      EventType = "disk_lost"
 	EventSnapshotted   EventType = "snapshotted"
 	EventRestored      EventType = "restored" // from a snapshot
+	EventForked        EventType = "forked"
+	EventUnsnapshotted EventType = "snapshot_deleted" // a snapshot of it
 	EventDestroyed     EventType = "destroyed"
 )
 
@@ -300,10 +303,10 @@ type Event struct {
 	Time    time.Time `json:"time"`
 	Sandbox ID        `json:"sandbox"`
 	Kind    WakeKind  `json:"kind,omitempty"` // woke
-	// DurationMS is how long it took: woke, created, snapshotted, restored, memory_reclaimed.
+	// DurationMS is how long it took: woke, created, snapshotted, restored, forked, memory_reclaimed.
 	DurationMS float64          `json:"duration_ms,omitempty"`
 	Cause      Cause            `json:"cause,omitempty"`  // woke, wake_failed
-	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed
+	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed, snapshot_deleted
 	Error      string           `json:"error,omitempty"`  // stopped, wake_failed, disk_lost: description of the failure, for people
 	Detail     string           `json:"detail,omitempty"` // stopped: the measurement that led to it, for people
 	Port       uint16           `json:"port,omitempty"`
@@ -311,8 +314,9 @@ type Event struct {
 	Process    *guest.Process   `json:"process,omitempty"`
 	Progress   string           `json:"progress,omitempty"` // image_pull_progress
 	Until      time.Time        `json:"until,omitzero"`     // held
-	Snapshot   SnapshotID       `json:"snapshot,omitempty"` // snapshotted, restored
-	Bytes      int64            `json:"bytes,omitempty"`    // snapshotted: of the disk, 0 if it was not copied
+	Snapshot   SnapshotID       `json:"snapshot,omitempty"` // snapshotted, restored, snapshot_deleted; created: that it began with
+	Bytes      int64            `json:"bytes,omitempty"`    // snapshotted, restored, forked, snapshot_deleted: what the snapshot adds to its base, if that is known
+	Forks      int              `json:"forks,omitempty"`    // forked: how many sandboxes
 	// MemoryBefore and MemoryAfter are the bytes that the sandbox held: memory_reclaimed.
 	MemoryBefore int64 `json:"memory_before,omitempty"`
 	MemoryAfter  int64 `json:"memory_after,omitempty"`
