@@ -5,9 +5,8 @@ import "time"
 // A viewer that a program waits for delays the program, and the viewers that have read
 // everything. One that does so for longer than these bounds is lagging.
 const (
-	// maxStall bounds one delay without a read. A full Unix socket reports space only when
-	// three quarters of its 208 KiB are free, so the clients of 100 terminals, which
-	// share what the machine carries, are read in bursts: 15 MB in all between two of them.
+	// maxStall bounds one delay without a read. The clients of 100 terminals, which share what
+	// the machine carries, are read in bursts (see viewerBuffer): 5 MB in all between two of them.
 	maxStall = 2 * time.Second
 	// maxDelay bounds the delays of the program by a viewer that reads less than its share of
 	// steadyRate, in bytes per second. The terminals of a guest that wait share it: 100 of

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"sync"
@@ -173,11 +174,15 @@ type tunnel struct {
 	out   *frameWriter
 }
 
-// openTunnel upgrades the connection of a request to a protocol of frames.
-func (s *Server) openTunnel(w http.ResponseWriter, protocol string) (*tunnel, error) {
+// openTunnel upgrades the connection of a request to a protocol of frames. buffer is the size in
+// bytes of the socket's send buffer, which Linux doubles (socket(7), SO_SNDBUF); 0: the default.
+func (s *Server) openTunnel(w http.ResponseWriter, protocol string, buffer int) (*tunnel, error) {
 	conn, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return nil, err
+	}
+	if unix, ok := conn.(*net.UnixConn); ok && buffer > 0 {
+		_ = unix.SetWriteBuffer(buffer) // affects how often it is written only
 	}
 	t := &tunnel{in: buffered, out: &frameWriter{w: conn}}
 	var cancel context.CancelFunc
@@ -196,7 +201,7 @@ func (s *Server) openTunnel(w http.ResponseWriter, protocol string) (*tunnel, er
 
 // serveTunnel is serve over the connection of the request, which also carries the input.
 func (x *execution) serveTunnel(w http.ResponseWriter) error {
-	tunnel, err := x.server.openTunnel(w, guest.UpgradeExec)
+	tunnel, err := x.server.openTunnel(w, guest.UpgradeExec, 0)
 	if err != nil {
 		x.kill()
 		x.wait()

@@ -65,7 +65,7 @@ func (s *Server) attachTerminal(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer v.remove()
-	tunnel, err := s.openTunnel(w, guest.UpgradeTerminal)
+	tunnel, err := s.openTunnel(w, guest.UpgradeTerminal, viewerBuffer)
 	if err != nil {
 		return err
 	}

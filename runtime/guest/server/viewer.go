@@ -8,6 +8,11 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
+// viewerBuffer is the send buffer of a viewer's connection. A full Unix socket reports space only
+// when three quarters of the buffer are free: larger ones make the clients of many terminals wait
+// longer for one another.
+const viewerBuffer = 32 << 10
+
 // viewer is a client of a terminal. terminal.mu guards it.
 type viewer struct {
 	terminal *terminal
