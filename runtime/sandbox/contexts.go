@@ -41,6 +41,8 @@ type Context struct {
 	Kernel  jupyter.Connection `json:"kernel"`
 	// Spare: the kernel waits for the first context of its language, and has no ID yet.
 	Spare bool `json:"spare,omitempty"`
+	// Environment is Sandbox.environmentSum when a spare kernel was claimed, or superseded.
+	Environment string `json:"environment,omitempty"`
 }
 
 var contexts = programs[Context]{func(sb *Sandbox) *[]Context { return &sb.Contexts }, maxKnownContext, maxKnownContext}
@@ -270,6 +272,7 @@ func (b *liveSandbox) claimContext(spec ContextSpec, maySpare bool) (c Context, 
 	var surplus []Context
 	b.change(func(sb *Sandbox) {
 		list := slices.Clone(sb.Contexts)
+		c.Environment = sb.environmentSum()
 		if i := slices.IndexFunc(list, func(old Context) bool { return c.key() != "" && old.key() == c.key() }); i >= 0 {
 			if list[i].Process != spec.replaces {
 				err = ErrContextExists
@@ -317,7 +320,27 @@ func (b *liveSandbox) claimContext(spec ContextSpec, maySpare bool) (c Context, 
 // fits reports whether a context can have a spare kernel.
 func (c *Context) fits(spare Context) bool {
 	return spare.Spare && spare.State == guest.ProcessRunning && interpreters[spare.Language].missing == interpreters[c.Language].missing &&
-		!c.Spare && c.Cwd == "" && len(c.Env) == 0
+		!c.Spare && c.Cwd == "" && len(c.Env) == 0 && spare.Environment == c.Environment
+}
+
+// superseded is the Environment of a spare kernel that no context may have any more.
+const superseded = "superseded"
+
+// supersedeSpare marks the spare kernel of a language if the environment has changed since its
+// start, and returns it. has: the language has a spare kernel that can be used.
+func (b *liveSandbox) supersedeSpare(language Language) (old Context, has bool) {
+	b.change(func(sb *Sandbox) {
+		i := slices.IndexFunc(sb.Contexts, func(c Context) bool { return c.Spare && c.Language == language })
+		if i < 0 {
+			return
+		}
+		if has = sb.Contexts[i].Environment == sb.environmentSum(); !has {
+			sb.Contexts = slices.Clone(sb.Contexts)
+			sb.Contexts[i].Environment = superseded
+			old = sb.Contexts[i]
+		}
+	})
+	return old, has
 }
 
 func envSize(env map[string]string) (n int) {

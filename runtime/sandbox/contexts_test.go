@@ -530,6 +530,47 @@ func spareOf(t *testing.T, m *sandbox.Manager, id sandbox.ID) (process string) {
 	return process
 }
 
+// A warm interpreter was started with the environment that the sandbox had then.
+func TestContextsHaveTheUpdatedEnvironment(t *testing.T) {
+	withInterpreters(t)
+	n := sandboxtest.Open(t, nil)
+	m := n.Manager
+	sb, _, err := m.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app", Warm: []sandbox.Language{sandbox.Python}})
+	testkit.NoError(t, "Create", err)
+	testkit.Eventually(t, "an interpreter waits", func() bool { return spareOf(t, m, sb.ID) != "" })
+	old := spareOf(t, m, sb.ID)
+	set := func(value string) {
+		t.Helper()
+		_, err := m.UpdateEnvironment(t.Context(), sb.ID, map[string]*string{"A": &value})
+		testkit.NoError(t, "UpdateEnvironment", err)
+	}
+	has := func(name, value string) {
+		t.Helper()
+		mustRun(t, m, sb.ID, name, "env A", value)
+	}
+	set("1")
+	_, err = m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{ID: "a", Language: sandbox.Python})
+	testkit.NoError(t, "OpenContext", err)
+	has("a", "1")
+	testkit.Eventually(t, "another interpreter waits", func() bool { s := spareOf(t, m, sb.ID); return s != "" && s != old })
+	mustSleep(t, m, sb.ID)
+	set("2") // wakes nothing
+	acquire(t, m, sb.ID).Release()
+	_, err = m.RestartContext(t.Context(), sb.ID, "a")
+	testkit.NoError(t, "RestartContext", err)
+	has("a", "2")
+	// The one that waits has the present environment in the end, and the next context gets it.
+	testkit.Eventually(t, "an interpreter with the present environment is used", func() bool {
+		want := spareOf(t, m, sb.ID)
+		c, err := m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{Language: sandbox.Python})
+		testkit.NoError(t, "OpenContext", err)
+		has(c.ID, "2")
+		_, err = m.CloseContext(t.Context(), sb.ID, c.ID)
+		testkit.NoError(t, "CloseContext", err)
+		return want != "" && c.Process == want
+	})
+}
+
 func TestUsedWarmInterpreterIsReplaced(t *testing.T) {
 	withInterpreters(t)
 	n := sandboxtest.Open(t, nil)

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"maps"
 )
@@ -58,5 +60,15 @@ func (b *liveSandbox) updateEnvironment(ctx context.Context, changes map[string]
 		return err
 	}
 	b.emit(Event{Type: EventUpdated})
+	b.startSpares(after.Warm) // if it runs; else the next context replaces them
 	return nil
+}
+
+// environmentSum names the changes to the environment.
+func (sb *Sandbox) environmentSum() string {
+	if len(sb.EnvChanges) == 0 {
+		return ""
+	}
+	changes, _ := json.Marshal(sb.EnvChanges) // of strings, in order of their names
+	return fmt.Sprintf("%x", sha256.Sum256(changes))[:16]
 }

@@ -262,10 +262,14 @@ func (b *liveSandbox) startSpares(languages []Language) {
 	}
 }
 
-// startSpare starts a spare kernel, unless the language has one.
+// startSpare starts a spare kernel, unless the language has one with the present environment.
 func (b *liveSandbox) startSpare(ctx context.Context, language Language) {
-	if slices.ContainsFunc(b.view.Load().Contexts, func(c Context) bool { return c.Spare && c.Language == language }) {
+	old, has := b.supersedeSpare(language)
+	if has {
 		return
+	}
+	if old.Process != "" {
+		b.abandonKernel(ctx, old)
 	}
 	if !b.hasSpareMemory(ctx) {
 		b.m.log.Info("skipped a spare interpreter for lack of memory", "sandbox", b.id, "language", language)
