@@ -7,13 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"time"
 
 	"github.com/containers/podman/v5/pkg/bindings"
 	"github.com/containers/podman/v5/pkg/bindings/containers"
 
-	"github.com/doze-run/doze/api/client"
-	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/runtime/freezer"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -178,67 +175,6 @@ func measureExec(ctx context.Context, b *bench) ([]row, error) {
 		Met:      p50s.median() <= 5 && ratio.median() >= 15,
 		Values:   values{"p99_ms": all.p99()}.add("p50_ms", p50s).add("podman_mean_ms", theirs).add("ratio", ratio),
 	}}, nil
-}
-
-// measureSession measures /bin/true in a session, through the API.
-func measureSession(ctx context.Context, b *bench) ([]row, error) {
-	s, err := b.node.API.OpenSession(ctx, b.id, types.OpenSessionRequest{})
-	if err != nil {
-		return nil, err
-	}
-	var p50s, all spread
-	for range latencyRounds {
-		took, err := repeat(ctx, b.count(100), nil, func() error {
-			result, err := b.node.API.Exec(ctx, b.id, client.ExecRequest{Session: s.ID, Command: types.Command{Command: "/bin/true"}})
-			if err == nil && result.ExitCode != 0 {
-				err = fmt.Errorf("/bin/true failed: %q", result.Stderr)
-			}
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		p50s, all = append(p50s, took.median()), append(all, took...)
-	}
-	return []row{timesRow("exec `/bin/true` in a session through the HTTPS API", "p50 ≤ 3 ms", timesBars{p50: 3}, p50s, all)}, nil
-}
-
-// measureOutput measures `doze exec` with a GiB of output.
-func measureOutput(ctx context.Context, b *bench) (rows []row, err error) {
-	const size, bar = 1 << 30, 200
-	for _, kind := range []struct{ name, command string }{
-		{"binary", "head -c %d /dev/zero"},
-		{"text", "yes 'the quick brown fox jumps over the lazy dog' | head -c %d"},
-	} {
-		var rates spread
-		for range b.count(3) {
-			cmd := b.node.Command("exec", "-n", b.id, "-c", fmt.Sprintf(kind.command, size))
-			written := &counter{}
-			cmd.Stdout = written
-			began := time.Now()
-			err := cmd.Run()
-			if err == nil && written.n != size {
-				err = errors.New("output is missing")
-			}
-			if err != nil {
-				return nil, fmt.Errorf("doze exec wrote %d bytes: %w", written.n, err)
-			}
-			rates = append(rates, size/1e6/time.Since(began).Seconds())
-		}
-		rows = append(rows, row{
-			Figure: "`doze exec` with 1 GiB of output, " + kind.name, Bar: fmt.Sprintf("≥ %d MB/s", bar),
-			Measured: rates.text("%.0f") + " MB/s", Met: rates.median() >= bar, Values: values{}.add("mb_per_s", rates),
-		})
-	}
-	return rows, nil
-}
-
-// counter counts the bytes that are written to it.
-type counter struct{ n int64 }
-
-func (c *counter) Write(b []byte) (int, error) {
-	c.n += int64(len(b))
-	return len(b), nil
 }
 
 // podmanExec is the mean of a few calls in ms. One shell runs all of them, so that
