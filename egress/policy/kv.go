@@ -2,6 +2,7 @@ package policy
 
 import (
 	"encoding/binary"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -118,7 +119,7 @@ func (k *kv) forget(name string) {
 func (k *kv) sweep(now time.Time) (found bool) {
 	for name, s := range k.spaces {
 		s.mu.Lock()
-		if s.expire(now); len(s.entries) == 0 && (k.documents == nil || s.changed == 0) {
+		if s.expire(now); k.unused(s) {
 			s.gone, found = true, true
 			delete(k.spaces, name)
 		}
@@ -127,11 +128,38 @@ func (k *kv) sweep(now time.Time) (found bool) {
 	return found
 }
 
-// trim is sweep for the janitor. It locks k.mu.
+// unused reports whether a locked space is empty, without unwritten changes.
+func (k *kv) unused(s *space) bool {
+	return len(s.entries) == 0 && !s.gone && (k.documents == nil || s.changed == 0)
+}
+
+// trim is sweep for the janitor. It locks k.mu for each space that may be removed only: there may
+// be millions of values.
 func (k *kv) trim(now time.Time) {
 	k.mu.Lock()
+	spaces := maps.Clone(k.spaces)
+	k.mu.Unlock()
+	for name, s := range spaces {
+		s.mu.Lock()
+		s.expire(now)
+		unused := k.unused(s)
+		s.mu.Unlock()
+		if unused {
+			k.remove(name, s)
+		}
+	}
+}
+
+// remove removes a space that is still unused.
+func (k *kv) remove(name string, s *space) {
+	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.sweep(now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k.unused(s) {
+		s.gone = true
+		delete(k.spaces, name)
+	}
 }
 
 func (s *space) expire(now time.Time) {
