@@ -157,6 +157,9 @@ func contextOf(c sandbox.Context) types.Context {
 // contextError returns the problem of an error of a context.
 func contextError(sb sandbox.Sandbox, err error) error {
 	if missing, ok := errors.AsType[*sandbox.ContextError](err); ok {
+		if missing.Closed {
+			return problem.New(problem.ContextLost, missing.Error())
+		}
 		if missing.Known != nil {
 			return problem.Newf(problem.ContextLost, "%v; start it again with POST %s/sandbox/%s/contexts/%s/restart", missing, Prefix, sb.Name, missing.Context)
 		}

@@ -89,10 +89,13 @@ func withoutSpares(list []Context) []Context {
 type ContextError struct {
 	Context string   // as in the call
 	Known   *Context // that has ended
+	Closed  bool     // closed or restarted during the call
 }
 
 func (e *ContextError) Error() string {
 	switch {
+	case e.Closed:
+		return fmt.Sprintf("the context %s was closed or restarted during the request", e.Context)
 	case e.Known == nil:
 		return fmt.Sprintf("the sandbox has no context %q", e.Context)
 	case e.Known.State == guest.ProcessLost && e.Known.Reason == "":

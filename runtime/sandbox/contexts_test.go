@@ -220,6 +220,31 @@ func TestInterruptEndsTheCodeOfAnotherCaller(t *testing.T) {
 	}
 }
 
+func TestCodeOfAContextThatIsClosedOrRestartedIsLost(t *testing.T) {
+	withInterpreters(t)
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	for name, end := range map[string]func(context.Context, sandbox.ID, string) (sandbox.Context, error){
+		"closed": m.CloseContext, "restarted": m.RestartContext,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, err := m.RunCode(testkit.Context(t), sb.ID, "python", sandbox.CodeSpec{Code: "print on\nloop", Limit: 1 << 10})
+			testkit.NoError(t, "RunCode", err)
+			defer r.Close()
+			if ev, err := r.Next(); err != nil || ev.Text != "on\n" {
+				t.Fatalf("%+v, %v", ev, err)
+			}
+			_, err = end(t.Context(), sb.ID, "python")
+			testkit.NoError(t, name, err)
+			_, err = readCode(t, r) // which may find the context before it is removed
+			if lost, ok := errors.AsType[*sandbox.ContextError](err); !ok || !lost.Closed && lost.Known == nil {
+				t.Errorf("error %v", err)
+			}
+			mustRun(t, m, sb.ID, "python", "value 2", "2")
+		})
+	}
+}
+
 func TestKilledInterpreterEndsItsContext(t *testing.T) {
 	withInterpreters(t)
 	m := sandboxtest.New(t)

@@ -378,7 +378,7 @@ func (b *liveSandbox) connectKernel(ctx context.Context, c Context) (*jupyter.Ke
 	b.mu.Unlock()
 	if !current { // closed meanwhile
 		k.Close()
-		return nil, &ContextError{Context: c.ID}
+		return nil, &ContextError{Context: c.ID, Closed: true}
 	}
 	return k, nil
 }
@@ -432,7 +432,7 @@ func (b *liveSandbox) kernelEnd(c Context) error {
 			return &ContextError{Context: c.ID, Known: &known}
 		}
 	}
-	return &ContextError{Context: c.ID}
+	return &ContextError{Context: c.ID, Closed: true}
 }
 
 // afterLoss returns the error of a context whose connection has ended with err: why its kernel
