@@ -74,6 +74,20 @@ func (b *box) begin(ctx context.Context, name, code string) <-chan types.CodeRes
 	return result
 }
 
+// loop executes code that does not end by itself, and returns when it loops. The channel gets
+// the error.
+func (b *box) loop(name string) <-chan error {
+	b.t.Helper()
+	on, failed := make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := b.node.API.RunCodeStream(testkit.Context(b.t), b.id, client.RunCodeRequest{Context: name, Code: "print('on', flush=True)\nwhile True: pass"},
+			client.CodeEvents{Stdout: func([]byte) error { close(on); return nil }})
+		failed <- err
+	}()
+	testkit.Closed(b.t, "the code's first output", on)
+	return failed
+}
+
 func (b *box) wantContextLost(err error, detail string) {
 	b.t.Helper()
 	if p, ok := errors.AsType[*problem.Problem](err); !ok || p.Code != problem.ContextLost || p.Status != 410 || !strings.Contains(p.Detail, detail) {
@@ -220,6 +234,29 @@ func TestPythonContext(t *testing.T) {
 			t.Errorf("got %+v", r)
 		}
 	})
+	t.Run("RestartEndsALoop", func(t *testing.T) {
+		failed := b.loop("python")
+		_, err := n.API.RestartContext(testkit.Context(t), b.id, "python")
+		testkit.NoError(t, "RestartContext", err)
+		b.wantContextLost(testkit.Receive(t, "the end of the code", failed), "the context python")
+		if got := b.value("python", "6 * 7"); got != "42" {
+			t.Errorf("then %s", got)
+		}
+	})
+	t.Run("CloseEndsALoop", func(t *testing.T) {
+		failed := b.loop("python")
+		c, err := n.API.CloseContext(testkit.Context(t), b.id, "python")
+		if err != nil || c.State != types.ProcessStateExited {
+			t.Errorf("closed %+v, %v", c, err)
+		}
+		b.wantContextLost(testkit.Receive(t, "the end of the code", failed), "the context python")
+		if list, err := n.API.Contexts(testkit.Context(t), b.id); err != nil || len(list) != 0 {
+			t.Errorf("contexts %+v, %v", list, err)
+		}
+		if got := b.value("python", "6 * 7"); got != "42" { // a new one
+			t.Errorf("then %s", got)
+		}
+	})
 	t.Run("StopEndsTheContext", func(t *testing.T) {
 		b.stop()
 		_, err := n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "1"})
@@ -325,6 +362,23 @@ func TestJavaScriptContext(t *testing.T) {
 	}
 	if got := b.value("javascript", "globalThis.y = 2; typeof x + y"); got != `"undefined2"` {
 		t.Errorf("in another context: %s", got)
+	}
+	// Deno does not interrupt code that waits in an await: only a restart ends it.
+	r, err = n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "javascript", Code: "await new Promise(() => {})", Timeout: types.Duration(100 * time.Millisecond)})
+	if err != nil || !r.TimedOut {
+		t.Errorf("%+v, %v", r, err)
+	}
+	_, err = n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "javascript", Code: "1", Timeout: types.Duration(100 * time.Millisecond)})
+	if p, ok := errors.AsType[*problem.Problem](err); !ok || p.Code != problem.ContextBusy || p.Status != 409 {
+		t.Errorf("during an await that does not end: %v", err)
+	}
+	_, err = n.API.RestartContext(testkit.Context(t), b.id, "javascript")
+	testkit.NoError(t, "RestartContext", err)
+	if got := b.value("javascript", "typeof z"); got != `"undefined"` {
+		t.Errorf("after the restart: %s", got)
+	}
+	if got := b.value("typescript", "x"); got != "6" {
+		t.Errorf("in the context that was not restarted: %s", got)
 	}
 	_, err = n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "1"})
 	if p, ok := errors.AsType[*problem.Problem](err); !ok || p.Code != problem.InterpreterNotInstalled || p.Status != 501 || !strings.Contains(p.Detail, "doze/python") {
