@@ -363,6 +363,20 @@ func TestJavaScriptContext(t *testing.T) {
 	if got := b.value("javascript", "globalThis.y = 2; typeof x + y"); got != `"undefined2"` {
 		t.Errorf("in another context: %s", got)
 	}
+	// Packages come from node_modules of the context's working directory.
+	b.write("/srv/shop/package.json", []byte(`{"dependencies": {"price": "^1.2.3"}}`))
+	b.write("/srv/shop/node_modules/price/package.json", []byte(`{"name": "price", "version": "1.2.3", "main": "index.js"}`))
+	b.write("/srv/shop/node_modules/price/index.js", []byte(`module.exports = { price: 45 }`))
+	_, err = n.API.OpenContext(testkit.Context(t), b.id, types.OpenContextRequest{ID: "shop", Language: types.LanguageJavaScript, Cwd: "/srv/shop"})
+	testkit.NoError(t, "OpenContext", err)
+	for _, code := range []string{`require("price").price`, `(await import("price")).default.price`, `import shop from "price"; shop.price`} {
+		if got := b.value("shop", code); got != "45" {
+			t.Errorf("%s: %s", code, got)
+		}
+		if r := b.run("javascript", code); r.Error == nil {
+			t.Errorf("%s in another directory: %+v", code, r)
+		}
+	}
 	// Deno does not interrupt code that waits in an await: only a restart ends it.
 	r, err = n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "javascript", Code: "await new Promise(() => {})", Timeout: types.Duration(100 * time.Millisecond)})
 	if err != nil || !r.TimedOut {
@@ -380,8 +394,20 @@ func TestJavaScriptContext(t *testing.T) {
 	if got := b.value("typescript", "x"); got != "6" {
 		t.Errorf("in the context that was not restarted: %s", got)
 	}
-	_, err = n.API.RunCode(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: "1"})
-	if p, ok := errors.AsType[*problem.Problem](err); !ok || p.Code != problem.InterpreterNotInstalled || p.Status != 501 || !strings.Contains(p.Detail, "doze/python") {
-		t.Errorf("without an interpreter: %v", err)
+	b.wantNoInterpreter("python", "doze/python")
+}
+
+func TestMissingInterpreterNamesItsImage(t *testing.T) {
+	b := commonNode(t).newBox(t)
+	for language, image := range map[string]string{"python": "doze/python", "javascript": "doze/node", "typescript": "doze/node"} {
+		b.wantNoInterpreter(language, image)
+	}
+}
+
+func (b *box) wantNoInterpreter(language, image string) {
+	b.t.Helper()
+	_, err := b.node.API.RunCode(testkit.Context(b.t), b.id, client.RunCodeRequest{Context: language, Code: "1"})
+	if p, ok := errors.AsType[*problem.Problem](err); !ok || p.Code != problem.InterpreterNotInstalled || p.Status != 501 || !strings.Contains(p.Detail, image) {
+		b.t.Errorf("%s without an interpreter: %v", language, err)
 	}
 }
