@@ -37,6 +37,15 @@ func TestShellRunsProgramsOfTerminals(t *testing.T) {
 		return s
 	}
 
+	t.Run("NoCommand", func(t *testing.T) { // the shell of the image, with its prompt
+		s := n.shell(t, b.id)
+		s.Await("the prompt", func(screen testterm.Screen) bool { return strings.HasSuffix(screen.Row(-1), "#") })
+		s.Press("echo $((6 * 7)) $0\r")
+		s.Shows("\n42 ")
+		s.Press("exit 3\r")
+		s.ExpectExit(3)
+	})
+
 	t.Run("vi", func(t *testing.T) {
 		s := open(t)
 		s.Press("vi /tmp/poem\r")
