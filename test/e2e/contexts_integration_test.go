@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -180,9 +181,43 @@ func TestPythonContext(t *testing.T) {
 	})
 	t.Run("OutputOf100MBIsBounded", func(t *testing.T) {
 		r := b.run("python", "for _ in range(100): print('x' * 1_000_000)\n'end'")
-		if !r.Truncated || len(r.Stdout) > 4<<20 || r.Error != nil {
+		if !r.Truncated || len(r.Stdout) > 4*mib || len(r.Stdout) < 3*mib || r.Error != nil {
 			t.Errorf("%d bytes, truncated %v, %v", len(r.Stdout), r.Truncated, r.Error)
 		}
+		if got := b.value("python", "x"); got != "6" {
+			t.Errorf("then %s", got)
+		}
+	})
+	t.Run("StreamOf100MB", func(t *testing.T) {
+		read := 0
+		stream := func(code string, stdout func(n int)) types.CodeEnd {
+			read = 0
+			end, err := n.API.RunCodeStream(testkit.Context(t), b.id, client.RunCodeRequest{Context: "python", Code: code, MaxOutputBytes: mib},
+				client.CodeEvents{Stdout: func(data []byte) error { read += len(data); stdout(read); return nil }})
+			testkit.NoError(t, "RunCodeStream", err)
+			return end
+		}
+		// The limit is of what its client has not read yet: the code waits for it.
+		const paced, part = 16 * mib, mib / 2
+		n.StaysSmall(t, func() {
+			end := stream(fmt.Sprintf(`import os, time
+for i in range(1, %d):
+    print('x' * %d, flush=True)
+    while not os.path.exists(f'/tmp/read-{i}'): time.sleep(0.001)`, paced/part+1, part-1), func(read int) {
+				if read%part == 0 {
+					b.write(fmt.Sprint("/tmp/read-", read/part), nil)
+				}
+			})
+			if read != paced || end.Truncated {
+				t.Errorf("read %d bytes of %d, %+v", read, paced, end)
+			}
+			// It does not wait, and may be faster than its client.
+			const size = 100_000_000
+			end = stream("for _ in range(100): print('x' * 999_999)", func(int) {})
+			if read < mib/2 || read > size || end.Truncated != (read < size) {
+				t.Errorf("read %d bytes of %d, %+v", read, size, end)
+			}
+		})
 		if got := b.value("python", "x"); got != "6" {
 			t.Errorf("then %s", got)
 		}
