@@ -82,6 +82,10 @@ func TestServerIsReady(t *testing.T) {
 	if list := b.ports(); len(list) != 0 {
 		t.Errorf("after its end: %+v", list)
 	}
+	// Reading /proc/net/tcp instead is right, but takes a hundred times as long.
+	if log := b.node.podman(t, "logs", "doze-"+b.id); strings.Contains(log, "sock_diag") {
+		t.Errorf("the guest's log: %s", log)
+	}
 }
 
 // Of another user, whose processes the guest cannot inspect, on the other stack, and in the
