@@ -13,6 +13,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/test/testnode"
 	"github.com/doze-run/doze/testkit"
 	"github.com/doze-run/doze/testkit/testterm"
 )
@@ -311,6 +312,34 @@ func TestViewerThatNeverReads(t *testing.T) {
 	}
 	if !truncated || !bytes.HasSuffix(last, fmt.Appendf(nil, "%019d\n", lines)) {
 		t.Errorf("truncated %t, at last %q", truncated, last)
+	}
+}
+
+// TestOnlyViewerThatNeverReads: it does not hold the program up for long, and uses little memory
+// of the node and of the guest.
+func TestOnlyViewerThatNeverReads(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	guest := b.hostPID()
+	const lines = 300_000
+	n.StaysSmall(t, func() {
+		term, err := n.API.OpenTerminal(testkit.Context(t), b.id, client.TerminalOptions{ID: "main", Command: fmt.Sprintf(
+			"stty -opost; seq -f '%%019.0f' %d; touch /tmp/done; exec sleep 1000", lines)})
+		b.must(err)
+		t.Cleanup(func() { term.Close() })
+		b.exec("until [ -e /tmp/done ]; do sleep 0.02; done")
+		// It is notified of what it has missed, and sees the end.
+		var last []byte
+		for truncated := false; !truncated || !bytes.HasSuffix(last, fmt.Appendf(nil, "%019d\n", lines)); {
+			ev, err := term.Next()
+			b.must(err)
+			truncated = truncated || ev.Truncated != nil
+			last = append(last, ev.Output...)
+			last = last[max(0, len(last)-100):]
+		}
+	})
+	if most := testnode.Memory(t, guest, "VmHWM"); most > 16*mib {
+		t.Errorf("the guest had %d bytes", most)
 	}
 }
 
