@@ -343,6 +343,36 @@ func TestOnlyViewerThatNeverReads(t *testing.T) {
 	}
 }
 
+// mostTerminal bounds what an open terminal adds to the memory of an idle guest: the output that it
+// retains, and its program's.
+const mostTerminal = 300 << 10
+
+func TestGuestWithTerminalsIsSmall(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	guest := b.hostPID()
+	const terminals = 16
+	_, err := n.API.OpenSession(testkit.Context(t), b.id, types.OpenSessionRequest{ID: "dev"})
+	b.must(err)
+	b.watchFiles("/srv", client.WatchOptions{}).begin()
+	for i := range terminals {
+		term, err := n.API.OpenTerminal(testkit.Context(t), b.id, client.TerminalOptions{ID: fmt.Sprint("t", i), Command: fmt.Sprintf(
+			"seq 200000; touch /tmp/done-%d; exec sleep 1000", i)})
+		b.must(err)
+		term.Close()
+	}
+	b.exec("until [ $(ls /tmp/done-* 2>/dev/null | wc -l) = 16 ]; do sleep 0.02; done")
+	testkit.Eventually(t, "its guest is small", func() bool { return testnode.Memory(t, guest, "VmRSS") <= mostGuest+terminals*mostTerminal }, func() string {
+		return fmt.Sprintf("it has %d bytes", testnode.Memory(t, guest, "VmRSS"))
+	})
+	b.sleep()
+	size := testnode.Memory(t, guest, "VmRSS")
+	if size > mostGuest+terminals*mostTerminal {
+		t.Errorf("asleep its guest has %d bytes", size)
+	}
+	t.Logf("asleep its guest has %d bytes", size)
+}
+
 // TestDisconnectInsideARune: viewers resume inside a rune, or begin outside of one.
 func TestDisconnectInsideARune(t *testing.T) {
 	n := commonNode(t)
