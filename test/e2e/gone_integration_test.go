@@ -5,6 +5,7 @@ package e2e
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -54,24 +56,30 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 	n := ownNode(t)
 	b := n.newWebBox(t)
 	slow := n.newSlowBox(t) // whose server never responds after a stop
-	const many = 20
+	coder := n.newBox(t, image("python"))
+	b.exec(`git init -q -b main /srv/origin; cd /srv/origin; git config user.name agent; git config user.email agent@example.com
+		echo text >file; git add .; git commit -qm first
+		printf '#!/bin/sh\necho "Enumerating objects: 1, done." >&2; sleep 1000\n' >/srv/hook; chmod +x /srv/hook
+		git config --global uploadpack.packObjectsHook /srv/hook`)
+	const most = 20
 	for _, way := range []struct {
 		name string
+		many int // clients; 0: most
 		// enter begins something that has not ended when it calls begun, and
 		// returns when ctx has ended.
 		enter func(ctx context.Context, c *http.Client, i int, begun func()) error
 	}{
-		{"exec", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+		{"exec", 0, func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
 			_, err := n.API.ExecStream(ctx, b.id, client.ExecRequest{Command: types.Command{Command: "echo begun; sleep 1000 & sleep 1000"}},
 				client.ExecStreams{Stdout: calls(begun)})
 			return err
 		}},
-		{"exec with unread input", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+		{"exec with unread input", 0, func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
 			_, err := n.API.ExecStream(ctx, b.id, client.ExecRequest{Command: types.Command{Command: "echo begun; sleep 1000 & sleep 1000"}},
 				client.ExecStreams{Stdin: zeros{}, Stdout: calls(begun)})
 			return err
 		}},
-		{"buffered exec", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+		{"buffered exec", 0, func(ctx context.Context, _ *http.Client, i int, begun func()) error {
 			file := fmt.Sprint("/tmp/begun-", names.Add(1))
 			await(ctx, begun, func() bool {
 				_, err := n.API.Stat(ctx, b.id, file, client.StatOptions{})
@@ -80,17 +88,69 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			_, err := n.API.Exec(ctx, b.id, client.ExecRequest{Command: types.Command{Command: "trap '' TERM HUP; touch " + file + "; sleep 1000"}})
 			return err
 		}},
-		{"upload", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+		{"upload", 0, func(ctx context.Context, _ *http.Client, i int, begun func()) error {
 			_, err := n.API.WriteFile(ctx, b.id, fmt.Sprintf("/srv/upload-%d", i), 0, &endless{ctx: ctx, begun: begun})
 			return err
 		}},
-		{"archive", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+		{"archive", 0, func(ctx context.Context, _ *http.Client, i int, begun func()) error {
 			return n.API.PutArchive(ctx, b.id, fmt.Sprintf("/srv/archive-%d", i), &endless{ctx: ctx, begun: begun, head: bigTar(t)})
 		}},
-		{"events", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+		{"session exec", 0, func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+			s, err := n.API.OpenSession(ctx, b.id, types.OpenSessionRequest{})
+			if err != nil {
+				return err
+			}
+			defer n.API.CloseSession(context.WithoutCancel(ctx), b.id, s.ID)
+			_, err = n.API.ExecStream(ctx, b.id, client.ExecRequest{Session: s.ID, Command: types.Command{Command: "echo begun; sleep 1000"}},
+				client.ExecStreams{Stdout: calls(begun)})
+			return err
+		}},
+		{"terminal", 0, func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+			// It prints more than the connection holds, and its client reads only the beginning.
+			term, err := n.API.OpenTerminal(ctx, b.id, client.TerminalOptions{Command: "seq 100000; exec sleep 1000"})
+			if err != nil {
+				return err
+			}
+			defer func() {
+				term.Close()
+				n.API.CloseTerminal(context.WithoutCancel(ctx), b.id, term.ID())
+			}()
+			for term.ID() == "" {
+				if _, err := term.Next(); err != nil {
+					return err
+				}
+			}
+			begun()
+			<-ctx.Done()
+			return ctx.Err()
+		}},
+		{"watch", 8, func(ctx context.Context, _ *http.Client, _ int, begun func()) error { // of 16, with those that can be resumed
+			return n.API.Watch(ctx, b.id, "/srv", client.WatchOptions{}, func(client.Change) error { begun(); return nil })
+		}},
+		{"wait", 0, func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+			await(ctx, begun, func() bool { return n.metric(t, "doze_sandbox_leases") > float64(i) })
+			_, err := n.API.WaitProcess(ctx, b.id, b.web.ID, types.ReadyCondition{Port: 1, Timeout: types.Duration(testkit.Patience)})
+			return err
+		}},
+		{"code", 4, func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+			id := fmt.Sprint("context-", i) // in the second round it executes code again
+			_, err := n.API.OpenContext(ctx, coder.id, types.OpenContextRequest{ID: id, Language: types.LanguagePython})
+			if err != nil && !problem.Has(err, problem.ContextExists) {
+				return err
+			}
+			_, err = n.API.RunCodeStream(ctx, coder.id, client.RunCodeRequest{Context: id, Code: "import time\nprint('begun', flush=True)\ntime.sleep(1000)"},
+				client.CodeEvents{Stdout: func([]byte) error { begun(); return nil }})
+			return err
+		}},
+		{"clone", 0, func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+			_, err := n.API.CloneRepository(ctx, b.id, types.GitCloneRequest{URL: "file:///srv/origin", TargetDir: fmt.Sprint("/srv/clone-", names.Add(1))},
+				func(types.GitProgress) { begun() })
+			return err
+		}},
+		{"events", 0, func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
 			return n.API.Follow(ctx, b.id, 0, func(types.Event) error { begun(); return nil })
 		}},
-		{"logs", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+		{"logs", 0, func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
 			p, err := n.API.StartProcess(ctx, b.id, types.StartProcessRequest{Command: types.Command{Command: "echo begun; exec sleep 1000"}})
 			if err != nil {
 				return err
@@ -98,13 +158,13 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			defer n.API.StopProcess(context.WithoutCancel(ctx), b.id, p.ID, "")
 			return n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { begun(); return nil })
 		}},
-		{"preview stream", func(ctx context.Context, c *http.Client, _ int, begun func()) error {
+		{"preview stream", 0, func(ctx context.Context, c *http.Client, _ int, begun func()) error {
 			return read(ctx, c, b.url+"/ticks", begun)
 		}},
-		{"preview download", func(ctx context.Context, c *http.Client, _ int, begun func()) error {
+		{"preview download", 0, func(ctx context.Context, c *http.Client, _ int, begun func()) error {
 			return read(ctx, c, b.url+"/zeros?n=100000000000", begun)
 		}},
-		{"preview without a response", func(ctx context.Context, c *http.Client, i int, begun func()) error {
+		{"preview without a response", 0, func(ctx context.Context, c *http.Client, i int, begun func()) error {
 			await(ctx, begun, func() bool {
 				open, _, err := fetch(ctx, c, b.url+"/open", http.StatusOK)
 				return err == nil && open == strconv.Itoa(i+1) // the server has this one too
@@ -112,7 +172,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			_, _, err := fetch(ctx, c, b.url+"/never", http.StatusOK)
 			return err
 		}},
-		{"preview upload", func(ctx context.Context, c *http.Client, _ int, begun func()) error {
+		{"preview upload", 0, func(ctx context.Context, c *http.Client, _ int, begun func()) error {
 			req, err := http.NewRequestWithContext(ctx, "POST", b.url+"/sink", &endless{ctx: ctx, begun: begun})
 			if err != nil {
 				return err
@@ -123,7 +183,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			}
 			return err
 		}},
-		{"WebSocket", func(ctx context.Context, c *http.Client, i int, begun func()) error {
+		{"WebSocket", 0, func(ctx context.Context, c *http.Client, i int, begun func()) error {
 			conn := b.dialWebSocket(n.browser(t, "h1"))
 			if i%2 == 0 {
 				b.echo(conn, "hello")
@@ -133,7 +193,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			conn.CloseNow()
 			return ctx.Err()
 		}},
-		{"create", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+		{"create", 0, func(ctx context.Context, _ *http.Client, i int, begun func()) error {
 			for try := 0; ctx.Err() == nil; try++ {
 				// Its client goes away as soon as the node knows of it.
 				req := types.CreateSandboxRequest{Name: fmt.Sprintf("left-%d-%d", i, try)}
@@ -159,7 +219,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			}
 			return ctx.Err()
 		}},
-		{"wake", func(ctx context.Context, c *http.Client, i int, begun func()) error {
+		{"wake", 0, func(ctx context.Context, c *http.Client, i int, begun func()) error {
 			if i == 0 {
 				slow.write("/srv/slow", nil)
 				slow.stop()
@@ -172,6 +232,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 		}},
 	} {
 		t.Run(way.name, func(t *testing.T) {
+			many := cmp.Or(way.many, most)
 			var clients []*http.Client
 			rest := func() {
 				// A connection over HTTP/2 is idle some time after its last request.
@@ -235,8 +296,8 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 		})
 	}
 	// The guest writes to a file of its own in the same folder, or to the file.
-	testkit.Eventually(t, "nothing is left of uploads", func() bool {
-		return b.exec("find /srv /tmp -name '*upload*' -o -name '.doze-*'") == ""
+	testkit.Eventually(t, "nothing is left of uploads and clones", func() bool {
+		return b.exec("find /srv /tmp -name '*upload*' -o -name '.doze-*' -o -name 'clone-*'") == ""
 	})
 }
 
