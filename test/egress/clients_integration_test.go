@@ -171,6 +171,21 @@ func TestGit(t *testing.T) {
 		u.does(`cd /srv/two && echo more >>small && git commit -qam second && git push -q`)
 		u.prints("hello\nmore", `cd /srv/one && git pull -q `+u.url("/git/"+name)+` main && cat small`)
 		u.prints("1", "git clone -q --depth 1 "+u.url("/git/"+name)+" /srv/three && git -C /srv/three log --oneline | wc -l")
+		if u.zone != "look" {
+			return
+		}
+		// A clone by the API is authenticated, too. The output of this command is searched for the
+		// secret, and so is everything readable in the sandbox at its end.
+		if _, err := u.node.API.CloneRepository(testkit.Context(t), u.id, types.GitCloneRequest{URL: u.url("/git/" + name), TargetDir: "/srv/four"}, nil); err != nil {
+			t.Fatal(err)
+		}
+		r := u.try("cat /srv/four/.git/config /proc/[0-9]*/environ; find /root -type f -print -exec cat {} +")
+		all := string(plain(r.Stdout, r))
+		for _, there := range []string{"\turl = " + u.url("/git/"+name), "HOME=/root\x00", "\temail = a@b.test"} {
+			if !strings.Contains(all, there) {
+				t.Errorf("there is not even %q", there)
+			}
+		}
 	})
 }
 
