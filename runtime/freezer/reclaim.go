@@ -58,8 +58,16 @@ func reclaim(ctx context.Context, dir string) (r sandbox.Reclaimed, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, allowed()) }()
-	for idle := 0; idle < idleSteps && r.After > 0 && ctx.Err() == nil; {
-		err := write(dir, "memory.reclaim", strconv.FormatInt(min(r.After, reclaimStep), 10))
+	for idle := 0; idle < idleSteps && ctx.Err() == nil; {
+		// The kernel searches for long for what it cannot reclaim, such as its own memory.
+		left, err := reclaimable(dir)
+		if err != nil {
+			return r, err
+		}
+		if left < reclaimProgress {
+			break
+		}
+		err = write(dir, "memory.reclaim", strconv.FormatInt(min(left, reclaimStep), 10))
 		if errors.Is(err, fs.ErrNotExist) {
 			return r, fmt.Errorf("the kernel has no memory.reclaim: %w", errors.ErrUnsupported)
 		}
@@ -67,8 +75,7 @@ func reclaim(ctx context.Context, dir string) (r sandbox.Reclaimed, err error) {
 		if err != nil && !errors.Is(err, syscall.EAGAIN) {
 			return r, err
 		}
-		left, err := number(dir, "memory.current")
-		if err != nil {
+		if left, err = number(dir, "memory.current"); err != nil {
 			return r, err
 		}
 		idle++
@@ -78,6 +85,27 @@ func reclaim(ctx context.Context, dir string) (r sandbox.Reclaimed, err error) {
 		r.After = left
 	}
 	return r, nil
+}
+
+// reclaimable returns the bytes of a cgroup that programs and cached files use and that are not
+// locked.
+func reclaimable(dir string) (sum int64, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, "memory.stat"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch name {
+		case "inactive_anon", "active_anon", "inactive_file", "active_file":
+			n, err := strconv.ParseInt(value, 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("memory.stat: %w", err)
+			}
+			sum += n
+		}
+	}
+	return sum, nil
 }
 
 // allowSwap lets the cgroup use swap until the returned function is called. Memory that is
