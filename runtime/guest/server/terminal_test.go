@@ -25,6 +25,7 @@ type typist struct {
 	stream *guest.TerminalStream
 	output bytes.Buffer
 	ready  int64 // cursor at the end of the replay; -1 before
+	replay int   // bytes of output before ready
 	result *guest.ExecResult
 	skip   int64
 }
@@ -58,7 +59,7 @@ func (y *typist) next() error {
 	case guest.FrameStdout:
 		y.output.Write(ev.Data)
 	case guest.FrameReady:
-		y.ready = ev.Cursor
+		y.ready, y.replay = ev.Cursor, y.output.Len()
 	case guest.FrameSkipped:
 		y.skip += ev.Bytes
 	case guest.FrameComplete:
@@ -225,11 +226,12 @@ func TestViewerThatDoesNotReadHoldsNothingUp(t *testing.T) {
 }
 
 // sequence is an escape sequence of the test below.
-var sequence = regexp.MustCompile(`\x1b\][^\x07\x1b]*(\x07|\x1b\\)|\x1bP[^\x1b]*\x1b\\|\x1b\[[0-?]*[@-~]|\x1b\(B`)
+var sequence = regexp.MustCompile(`\x1b\][^\x07\x1a\x1b]*(\x07|\x1a|\x1b\\)|\x1b[PX^_][^\x1b]*\x1b\\|\x1b\[[0-?]*[@-~\x18]|\x1b[ -/]+[0-~]`)
 
 // The output is longer than what is kept, by each number of bytes of one unit in turn.
 func TestReplayIsCutBetweenRunesAndSequences(t *testing.T) {
-	for _, unit := range []string{"é→🌙", "\x1b[38;2;255;100;0mx", "\x1b]0;title\x07y", "\x1b]8;;http://a.test\x1b\\link", "\x1bP+q544e\x1b\\z", "\x1b(B-"} {
+	for _, unit := range []string{"é→🌙", "\x1b[38;2;255;100;0mx", "\x1b]0;title\x07y", "\x1b]8;;http://a.test\x1b\\link", "\x1bP+q544e\x1b\\z", "\x1b(B-",
+		"\x1b_Gi=1;AAAA\x1b\\a", "\x1b^private\x1b\\p", "\x1bXstart\x1b\\s", "\x1b[38;2\x18c", "\x1b]0;title\x1ad", "\x1b$(C="} {
 		t.Run(fmt.Sprintf("%q", unit), func(t *testing.T) {
 			dir, c := t.TempDir(), start(t, nil)
 			text := strings.Repeat(unit, (300<<10)/len(unit))
@@ -244,8 +246,11 @@ func TestReplayIsCutBetweenRunesAndSequences(t *testing.T) {
 				y.end()
 				got := y.output.String()
 				cut := len(whole) - len(got)
-				if !strings.HasSuffix(whole, got) || len(got) < 255<<10 || !utf8.RuneStart(got[0]) {
+				if !strings.HasSuffix(whole, got) || len(got) < 255<<10 || len(got) > 256<<10 || !utf8.RuneStart(got[0]) {
 					t.Fatalf("the replay of %d bytes has %d and begins with %.40q", len(whole), len(got), got)
+				}
+				if y.replay != len(got) || y.ready != int64(len(whole)) {
+					t.Fatalf("ready came after %d of the %d bytes of the replay, with the cursor %d of %d", y.replay, len(got), y.ready, len(whole))
 				}
 				for _, span := range sequence.FindAllStringIndex(whole[cut-100:cut+100], -1) {
 					if span[0] < 100 && 100 < span[1] {
@@ -254,6 +259,29 @@ func TestReplayIsCutBetweenRunesAndSequences(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The replay is longer than what the connection buffers, and the program prints on meanwhile.
+func TestReadyIsSentAfterExactlyTheReplay(t *testing.T) {
+	const printed = 200_001
+	c := start(t, nil)
+	term := openTerminal(t, c, "sh", "-c", fmt.Sprintf("stty raw -echo; head -c %d /dev/zero | tr '\\0' x; read go; head -c 20000 /dev/zero | tr '\\0' y; echo end", printed))
+	active := attach(t, c, term.ID, 0)
+	for active.output.Len() < printed {
+		testkit.NoError(t, "Next", active.next())
+	}
+	late := map[int64]*typist{}
+	for _, since := range []int64{-1, 0, 1000} {
+		late[since] = attach(t, c, term.ID, since)
+	}
+	active.types("\n")
+	active.sees("end")
+	for since, y := range late {
+		y.sees("end")
+		if got := max(0, since) + int64(y.replay); y.ready != printed || got != printed || y.skip != 0 {
+			t.Errorf("since %d: ready came at %d with the cursor %d, want %d; skipped %d", since, got, y.ready, printed, y.skip)
+		}
 	}
 }
 
