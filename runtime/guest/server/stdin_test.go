@@ -272,23 +272,33 @@ func TestTimeoutEndsACommandWithStreamedInput(t *testing.T) {
 	}
 }
 
-// Another client than ours is bounded too.
-func TestStdinBeyondTheWindowEndsTheExec(t *testing.T) {
-	var runDir string
-	start(t, func(cfg *server.Config) { runDir = cfg.RunDir })
+// upgrade makes a request to a guest as another client than ours, and expects the upgrade to a
+// protocol of frames.
+func upgrade(t *testing.T, runDir, method, route, protocol, body string) (net.Conn, *bufio.Reader) {
+	t.Helper()
 	conn, err := net.Dial("unix", filepath.Join(runDir, guest.SocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(20 * time.Second))
-	body := `{"argv":["sleep","1000"],"stream_stdin":true}`
-	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: guest\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: %d\r\n\r\n%s", guest.RouteExec, guest.UpgradeExec, len(body), body)
+	testkit.NoError(t, "Dial", err)
+	t.Cleanup(func() { conn.Close() })
+	testkit.NoError(t, "SetDeadline", conn.SetDeadline(time.Now().Add(testkit.Patience)))
+	fmt.Fprintf(conn, "%s %s HTTP/1.1\r\nHost: guest\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: %d\r\n\r\n%s", method, route, protocol, len(body), body)
 	in := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(in, nil)
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatalf("response %+v, error %v", resp, err)
 	}
+	return conn, in
+}
+
+// disconnected reports whether the guest has ended a connection.
+func disconnected(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// Another client than ours is bounded too.
+func TestStdinBeyondTheWindowEndsTheExec(t *testing.T) {
+	var runDir string
+	start(t, func(cfg *server.Config) { runDir = cfg.RunDir })
+	conn, in := upgrade(t, runDir, "POST", guest.RouteExec, guest.UpgradeExec, `{"argv":["sleep","1000"],"stream_stdin":true}`)
 	frame := make([]byte, guest.FrameHeader+guest.MaxFrame)
 	guest.PutFrameHeader(frame, guest.FrameStdin, guest.MaxFrame)
 	for range 2*guest.StdinWindow/guest.MaxFrame + 1 {
@@ -301,7 +311,7 @@ func TestStdinBeyondTheWindowEndsTheExec(t *testing.T) {
 		if err == nil {
 			continue
 		}
-		if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, syscall.ECONNRESET) {
+		if !disconnected(err) {
 			t.Errorf("the connection ended with %v", err)
 		}
 		return

@@ -309,26 +309,71 @@ func TestTerminalRefusals(t *testing.T) {
 	wantCode(t, err, guest.CodeNoTerminal, term.ID)
 }
 
+// The guest handles the resize, which the program reports, after the input before it.
 func TestUnreadInputIsBounded(t *testing.T) {
+	var runDir string
+	c := start(t, func(cfg *server.Config) { runDir = cfg.RunDir })
+	term := openTerminal(t, c, "bash", "-c", "stty raw -echo; trap 'echo resized' WINCH; sleep 1000 & echo asleep; while :; do wait; done")
+	attach(t, c, term.ID, -1).sees("asleep")
+	conn, in := upgrade(t, runDir, "GET", guest.RouteTerminal+"/"+term.ID+guest.SuffixAttach, guest.UpgradeTerminal, "")
+	var output bytes.Buffer
+	acked := 0
+	next := func() error {
+		kind, data, err := guest.ReadFrame(in, nil)
+		switch {
+		case err != nil:
+			return err
+		case kind == guest.FrameStdout:
+			output.Write(data)
+		case kind == guest.FrameStdinAck:
+			var ack guest.StdinAck
+			testkit.NoError(t, "DecodePayload", guest.DecodePayload(data, &ack))
+			acked += ack.Bytes
+		}
+		return nil
+	}
+	write := func(kind guest.FrameType, data []byte) error {
+		frame := make([]byte, guest.FrameHeader, guest.FrameHeader+len(data))
+		guest.PutFrameHeader(frame, kind, len(data))
+		_, err := conn.Write(append(frame, data...))
+		return err
+	}
+	keys := make([]byte, guest.MaxFrame)
+	for range guest.StdinWindow / len(keys) {
+		testkit.NoError(t, "Write", write(guest.FrameStdin, keys))
+	}
+	testkit.NoError(t, "Write", write(guest.FrameResize, []byte(`{"cols":101,"rows":31}`)))
+	for !bytes.Contains(output.Bytes(), []byte("resized")) {
+		testkit.NoError(t, "ReadFrame", next())
+	}
+	if acked > len(keys) { // a terminal takes less
+		t.Fatalf("%d bytes are acknowledged, and the program has read nothing", acked)
+	}
+	for range 2 {
+		_ = write(guest.FrameStdin, keys) // fails once the guest has disconnected
+	}
+	err := next()
+	for err == nil {
+		err = next()
+	}
+	if !disconnected(err) {
+		t.Errorf("input beyond the window ended the connection with %v", err)
+	}
+}
+
+func TestCloseEndsAWriteOfUnreadInput(t *testing.T) {
 	c := start(t, nil)
 	y := attach(t, c, openTerminal(t, c, "sh", "-c", "stty raw -echo; echo asleep; exec sleep 1000").ID, -1)
 	y.sees("asleep")
+	y.types(strings.Repeat("x", guest.StdinWindow)) // acknowledgements wait for Next
 	written := make(chan error, 1)
 	go func() {
-		_, err := y.stream.Write(make([]byte, 4*guest.StdinWindow))
+		_, err := y.stream.Write([]byte("x"))
 		written <- err
 	}()
-	testkit.Eventually(t, "a window of input is on its way", func() bool {
-		select {
-		case err := <-written:
-			t.Fatalf("all input was accepted: %v", err)
-		default:
-		}
-		return true
-	})
 	y.stream.Close()
-	if <-written == nil {
-		t.Error("input was accepted after Close")
+	if testkit.Receive(t, "the end of the write", written) == nil {
+		t.Error("input was accepted beyond the window")
 	}
 }
 
