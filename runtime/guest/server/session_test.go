@@ -554,7 +554,7 @@ func TestClosedSessionsLeaveNothing(t *testing.T) {
 	if n := server.AliveIn(dir); n > 0 {
 		t.Errorf("%d processes are alive", n)
 	}
-	testkit.Eventually(t, "no descriptor is left", func() bool { return open() <= before+50 })
+	testkit.Eventually(t, "no descriptor is left", func() bool { return open() <= before+5 }) // the client may use another connection
 	if left, _ := filepath.Glob(filepath.Join(cfg.RunDir, "sessions", "*")); len(left) > 0 {
 		t.Errorf("files are left: %q", left)
 	}
