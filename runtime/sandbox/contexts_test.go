@@ -151,14 +151,29 @@ func TestDefaultContextIsOpenedOnce(t *testing.T) {
 func TestMissingInterpreterIsReported(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
-	for name, env := range map[string]map[string]string{
-		"program": {"PATH": t.TempDir()},
-		"package": {"PATH": jupytertest.Install(t), "KERNEL_EXIT": "127"},
+	const (
+		python = "use the image doze/python, or install it with apt-get install python3-ipykernel or pip install ipykernel"
+		deno   = "use the image doze/node, or install it with npm install -g deno"
+	)
+	for _, tt := range []struct {
+		language             sandbox.Language
+		interpreter, install string
+	}{
+		{sandbox.Python, "Python 3 with ipykernel, which executes python", python},
+		{sandbox.JavaScript, "Deno, which executes javascript", deno},
+		{sandbox.TypeScript, "Deno, which executes typescript", deno},
 	} {
-		_, err := m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{Language: sandbox.Python, Env: env})
-		missing, ok := errors.AsType[*sandbox.InterpreterError](err)
-		if !ok || !strings.Contains(missing.Error(), "ipykernel") || !strings.Contains(missing.Remedy(), "doze/python") {
-			t.Errorf("%s: %v", name, err)
+		for name, env := range map[string]map[string]string{
+			"program": {"PATH": t.TempDir()},
+			"package": {"PATH": jupytertest.Install(t), "KERNEL_EXIT": "127"},
+		} {
+			_, err := m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{Language: tt.language, Env: env})
+			missing, ok := errors.AsType[*sandbox.InterpreterError](err)
+			if !ok {
+				t.Fatalf("%s without its %s: %v", tt.language, name, err)
+			}
+			testkit.Diff(t, "error", missing.Error(), "the sandbox has no "+tt.interpreter)
+			testkit.Diff(t, "remedy", missing.Remedy(), tt.install)
 		}
 	}
 	_, err := m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{Language: sandbox.Python, Env: map[string]string{"PATH": jupytertest.Install(t), "KERNEL_EXIT": "2"}})
