@@ -56,11 +56,17 @@ func TestContextExecutesCode(t *testing.T) {
 	if got.Error == nil || got.Error.Name != "Error" || got.Error.Message != "broken" || len(got.Error.Traceback) == 0 || got.Stdout != "out\n" {
 		t.Errorf("got %+v", got)
 	}
-	stream := s.open("POST", "/sandbox/box/contexts/a/run", map[string]any{"code": "print out\nshow text/html rich\nupdate new\nclear wait\nraise Error broken", "stream": true})
+	stream := s.open("POST", "/sandbox/box/contexts/a/run", map[string]any{"code": "print out\nwarn err\nvalue 2\nshow text/html rich\nupdate new\nclear wait\nraise Error broken", "stream": true})
 	if out := parse[types.Output](t, stream.expect("stdout")); out.Data != "out\n" {
 		t.Errorf("got %+v", out)
 	}
-	if v := parse[types.CodeValue](t, stream.expect("result")); v.Update || v.Data["text/html"] != "rich" {
+	if out := parse[types.Output](t, stream.expect("stderr")); out.Data != "err\n" {
+		t.Errorf("got %+v", out)
+	}
+	if v := parse[types.CodeValue](t, stream.expect("result")); !v.Main || v.Update || v.Data["text/plain"] != "2" {
+		t.Errorf("got %+v", v)
+	}
+	if v := parse[types.CodeValue](t, stream.expect("result")); v.Main || v.Update || v.Data["text/html"] != "rich" {
 		t.Errorf("got %+v", v)
 	}
 	if v := parse[types.CodeValue](t, stream.expect("result")); !v.Update || v.DisplayID != "d1" || v.Data["text/plain"] != "new" {
