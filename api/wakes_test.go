@@ -214,25 +214,29 @@ func checkRoutes(t *testing.T, requests []routeUse, routes []string) {
 }
 
 func TestReadsWakeNothing(t *testing.T) {
-	b := newUsedBox(t)
-	requests := b.inspections()
-	checkRoutes(t, requests, routesThat(t, false))
-	for _, route := range routes {
-		// Lists and documents that belong to no sandbox.
-		if strings.HasPrefix(route, "GET ") && !strings.Contains(route, "{") {
-			requests = append(requests, routeUse{route: route})
-		}
-	}
-	b.sleep(b.id)
-	_, thaws := b.node.Freezer.Counts()
-	for _, u := range requests {
-		b.make(u)
-		if state := b.state(b.id); state != sandbox.StateAsleep {
-			t.Fatalf("after %s it is %s", u.route, state)
-		}
-	}
-	if _, after := b.node.Freezer.Counts(); after != thaws {
-		t.Errorf("it was thawed %d times", after-thaws)
+	for state, end := range map[sandbox.State]string{sandbox.StateAsleep: "/sandbox/box/sleep", sandbox.StateStopped: "/sandbox/box/stop"} {
+		t.Run(string(state), func(t *testing.T) {
+			b := newUsedBox(t)
+			requests := b.inspections()
+			checkRoutes(t, requests, routesThat(t, false))
+			for _, route := range routes {
+				// Lists and documents that belong to no sandbox.
+				if strings.HasPrefix(route, "GET ") && !strings.Contains(route, "{") {
+					requests = append(requests, routeUse{route: route})
+				}
+			}
+			b.eventually("the sandbox is "+string(state), func() bool { return b.do("POST", end, nil).status == http.StatusOK })
+			_, thaws := b.node.Freezer.Counts()
+			for _, u := range requests {
+				b.make(u)
+				if got := b.state(b.id); got != state {
+					t.Fatalf("after %s it is %s", u.route, got)
+				}
+			}
+			if _, after := b.node.Freezer.Counts(); after != thaws {
+				t.Errorf("it was thawed %d times", after-thaws)
+			}
+		})
 	}
 }
 
