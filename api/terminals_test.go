@@ -20,6 +20,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // wsTerminal is a client of a terminal.
@@ -501,20 +502,44 @@ func TestTerminalWithUnreadInputNoticesADisconnect(t *testing.T) {
 	s.eventually("the stream is closed", func() bool { return s.api.streams.pool.Used() == 0 })
 }
 
+// A client that neither reads nor sends is disconnected, whether or not the program prints, and
+// the program goes on.
+func TestSilentClientOfATerminalIsDisconnected(t *testing.T) {
+	s := newServer(t, Limits{Heartbeat: 20 * time.Millisecond, Stall: 200 * time.Millisecond})
+	s.create("box")
+	for _, program := range []string{"cat", "cat /dev/zero"} {
+		t.Run(program, func(t *testing.T) {
+			s.dialTerminal(terminalQuery("id", "main", "command", program))
+			s.eventually("the connection is closed", func() bool { return s.api.streams.pool.Used() == 0 })
+			s.eventually("no lease is held", func() bool { return s.do("POST", "/sandbox/box/sleep", nil).status == http.StatusOK })
+			if list := s.terminals(); len(list) != 1 || list[0].State != types.ProcessStateRunning {
+				t.Errorf("listed %+v", list)
+			}
+			must[types.Terminal](s, http.StatusOK, "DELETE", "/sandbox/box/terminal/main", nil)
+		})
+	}
+}
+
 // FuzzTerminalMessage parses text messages of clients.
 func FuzzTerminalMessage(f *testing.F) {
 	for _, seed := range []string{
 		`{"type":"resize","cols":80,"rows":24}`, `{"type":"signal","signal":"SIGINT"}`, `{"type":"resize","cols":-1,"rows":1e9}`, `{"type":[]}`, `null`, `{`, "\xff", `{"type":"signal","signal":""}`,
-		`{"type":"resize","cols":80,"rows":24,"type":"signal"}`,
+		`{"type":"resize","cols":80,"rows":24,"type":"signal"}`, `{"type":"resize","cols":1001,"rows":0}`, `{"type":"resize","cols":1001,"rows":1}`, `{"type":"resize","cols":1,"rows":1000,"cols":65537}`, `{"type":"resize","cols":1,"rows":1000,"Cols":1001}`,
 	} {
 		f.Add([]byte(seed))
 	}
 	a := newAPI(f, Config{})
 	f.Fuzz(func(t *testing.T, message []byte) {
 		s := &terminalSocket{api: a}
-		send, _, err := s.parse(message)
+		send, wakes, err := s.parse(message)
 		if err == nil && send == nil {
 			t.Fatalf("%q is neither valid nor refused", message)
+		}
+		if err == nil && !wakes { // a resize
+			testkit.NoError(t, "resize", send())
+			if s.size == nil || s.size.Cols < 1 || s.size.Cols > 1000 || s.size.Rows < 1 || s.size.Rows > 1000 {
+				t.Fatalf("%q sets the size %+v", message, s.size)
+			}
 		}
 		if p, ok := err.(*problem.Problem); err != nil && (!ok || p.Status >= 500) {
 			t.Fatalf("%q is refused with %v", message, err)
