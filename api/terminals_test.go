@@ -265,6 +265,39 @@ func TestTerminalResumesWithoutLossOrRepetition(t *testing.T) {
 	}
 }
 
+// The guest retains the last 256 KiB of the output.
+func TestTerminalResumesAfterOutputThatIsNotRetained(t *testing.T) {
+	const total = int64(len("up\r\n") + 1_000_000)
+	s := newServer(t, Limits{})
+	s.create("box")
+	w := s.dialTerminal(terminalQuery("id", "main", "command", "stty -echo; echo up; read x; head -c 1000000 /dev/zero | tr '\\0' x; read x; exit 4"))
+	w.sees("up\r\n")
+	w.types("\r")
+	for w.cursor < total {
+		testkit.NoError(t, "read", w.next())
+	}
+	w.conn.CloseNow()
+	w = s.dialTerminal("id=main&since=10")
+	testkit.NoError(t, "read", w.next())
+	if w.truncated != 1 || w.cursor < total-256<<10 || w.cursor >= total {
+		t.Fatalf("it began with the cursor %d, truncated %d times, %d bytes of output", w.cursor, w.truncated, w.seen.Len())
+	}
+	began := w.cursor
+	for w.ready == nil {
+		if w.cursor != began+int64(w.seen.Len()) {
+			t.Fatalf("the cursor is %d after %d bytes from %d on", w.cursor, w.seen.Len(), began)
+		}
+		testkit.NoError(t, "read", w.next())
+	}
+	if w.ready.Cursor != total || began+int64(w.seen.Len()) != total {
+		t.Errorf("ready with the cursor %d after %d bytes from %d on, want %d", w.ready.Cursor, w.seen.Len(), began, total)
+	}
+	w.types("\r")
+	if w.expectExit(4); w.cursor != total || w.truncated != 1 {
+		t.Errorf("it ended with the cursor %d of %d, truncated %d times", w.cursor, total, w.truncated)
+	}
+}
+
 func TestTerminalClientThatNeverReadsStallsNoOther(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
