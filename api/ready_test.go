@@ -1,11 +1,13 @@
 package api
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -82,6 +84,69 @@ func TestStartRespondsWhenTheProcessIsReady(t *testing.T) {
 	if p.State != types.ProcessStateRunning || p.ID == "" {
 		t.Errorf("got %+v", p)
 	}
+}
+
+// A client that disconnects ends its wait: in the guest, whose request to the process ends, and
+// in the node, where it holds the sandbox awake.
+func TestDisconnectEndsAWait(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	binary, err := os.Executable()
+	testkit.NoError(t, "Executable", err)
+	port := closedPort(t)
+	must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{
+		"argv": []string{binary}, "env": map[string]string{silentPort: strconv.Itoa(port)}, "name": "web", "ready": map[string]any{"port": port},
+	})
+	begin := func(condition map[string]any) (disconnect func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		condition["timeout"] = "1m"
+		ended := make(chan error, 1)
+		go func() {
+			res, err := s.http.Client().Do(s.request(ctx, "POST", "/sandbox/box/process/web/wait", condition))
+			if err == nil {
+				res.Body.Close()
+			}
+			ended <- err
+		}()
+		return func() {
+			cancel()
+			testkit.ErrorIs(t, "wait", testkit.Receive(t, "the end of the request", ended), context.Canceled)
+		}
+	}
+	printed := func(line string) {
+		t.Helper()
+		must[types.ReadyProcess](s, http.StatusOK, "POST", "/sandbox/box/process/web/wait", map[string]any{"log": line, "timeout": "20s"})
+	}
+	disconnect := begin(map[string]any{"http": map[string]any{"port": port}})
+	printed("^requested$")
+	disconnect()
+	printed("^disconnected$")
+	for _, condition := range []map[string]any{{"port": 1}, {"log": "never"}, {"exit": true}, {"http": map[string]any{"port": 1}}} {
+		disconnect := begin(condition)
+		s.eventually("the sandbox is held awake", func() bool { return s.node.Manager.Info(t.Context()).Leases == 1 })
+		disconnect()
+		s.eventually("the lease is released", func() bool { return s.node.Manager.Info(t.Context()).Leases == 0 })
+	}
+	s.sleep(id)
+}
+
+// silentPort is the variable with which the test's binary is an HTTP server that never responds.
+const silentPort = "TEST_SILENT_PORT"
+
+// silentMain is that server, if the variable is set. It prints when a request begins and when its
+// client has disconnected.
+func silentMain() {
+	port := os.Getenv(silentPort)
+	if port == "" {
+		return
+	}
+	err := http.ListenAndServe("127.0.0.1:"+port, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		fmt.Println("requested")
+		<-r.Context().Done()
+		fmt.Println("disconnected")
+	}))
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
 }
 
 // closedPort returns a port on which no process listens.

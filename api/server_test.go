@@ -34,6 +34,7 @@ import (
 
 func TestMain(m *testing.M) {
 	jupytertest.Main()
+	silentMain()
 	// A process that was started with SIGHUP ignored, for example by nohup, passes that on
 	// to its children, and a shell cannot trap it. Signals that this process catches are
 	// not ignored by its children; the guest's own program does the same.
