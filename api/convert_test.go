@@ -83,7 +83,7 @@ func TestConversionsUseEachField(t *testing.T) {
 	checkFieldsUsed(t, func(s ruleset.Set) types.RuleSet { return ruleSetOf(s, nil) })
 	checkFieldsUsed(t, func(w rule.Warning) types.RuleSet { return ruleSetOf(ruleset.Set{}, []rule.Warning{w}) })
 	checkFieldsUsed(t, sessionOf)
-	checkFieldsUsed(t, contextOf, "Env", "Kernel", "Spare")
+	checkFieldsUsed(t, contextOf, "Env", "Environment", "Kernel", "Spare")
 	checkFieldsUsed(t, codeValueOf)
 	checkFieldsUsed(t, codeErrorOf)
 	checkFieldsUsed(t, func(p sandbox.Port) types.Port { return a.portOf(sandbox.Sandbox{}, p) })

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -99,16 +101,24 @@ func Stacks() string {
 	return string(b[:runtime.Stack(b, true)])
 }
 
-// FreePort returns a TCP port of 127.0.0.1 on which nothing listens. Another process
-// may take it: bind to port 0 where the program under test can report its address.
+// FreePort returns a TCP port of 127.0.0.1 on which nothing listens. It is none of those that
+// Linux gives to connections (from 32768 on): a client that tries to connect to it until something
+// listens could get it as its own. Another process may take it: bind to port 0 where the
+// program under test can report its address.
 func FreePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		port := 10_000 + rand.IntN(20_000)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+		return port
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 // Alive reports whether a process exists and is not a zombie.

@@ -20,7 +20,7 @@ type Event struct {
 	Progress   string         `json:"progress,omitempty" doc:"Of image_pull_progress: a line for people"`
 	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted, restored and snapshot_deleted: id of the snapshot; of created: of the snapshot that the sandbox began with" example:"s7k2m9x4q3bz"`
 	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted, restored, forked and snapshot_deleted: disk space that the snapshot adds to its base; missing if it has not been measured" example:"247463936"`
-	Forks      int            `json:"forks,omitempty" doc:"Of forked: how many sandboxes were created"`
+	Forks      int            `json:"forks,omitempty" doc:"Of forked: how many sandboxes were created" example:"2"`
 	Until      time.Time      `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
 
 	MemoryBefore int64 `json:"memory_before,omitempty" doc:"Of memory_reclaimed: bytes of memory that the sandbox held before" example:"243269632"`

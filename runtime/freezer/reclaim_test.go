@@ -9,7 +9,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// The kernel's files are those of a cgroup whose memory does not become less.
+// The files describe a cgroup whose memory does not become less.
 func TestReclaimRequestsWhatCanBeReclaimed(t *testing.T) {
 	const mib = 1 << 20
 	for name, c := range map[string]struct {

@@ -129,7 +129,7 @@ func measureTree(ctx context.Context, b *bench, name string, arguments []string)
 func runningSnapshot(ctx context.Context, b *bench, id, name string) (row, error) {
 	var frozen spread
 	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
-		unix.Sync() // what the contender before has written is not ours
+		unix.Sync() // the files of the contender before
 		return timed(func() error {
 			s, err := b.node.API.CreateSnapshot(ctx, id, types.CreateSnapshotRequest{})
 			frozen = append(frozen, s.FrozenMS)
