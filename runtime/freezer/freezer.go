@@ -377,16 +377,30 @@ func (f *Freezer) locked(ctx context.Context, id sandbox.ID, what string, do fun
 	return nil
 }
 
-// write writes a value to one of dir's files. Cgroup files accept a value in a single
-// write; os.WriteFile would also try to create and truncate.
+// write writes a value to one of dir's files. Cgroup files accept a value in a single write. An
+// os.File would wait forever for the end of an EAGAIN, which memory.reclaim returns: the files
+// are in Go's poller, and never become writable there.
 func write(dir, name, value string) error {
-	file, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY, 0)
+	path := filepath.Join(dir, name)
+	fd, err := uninterrupted(func() (int, error) { return unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
-		return err
+		return &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer file.Close()
-	_, err = file.WriteString(value)
-	return err
+	defer unix.Close(fd)
+	if _, err := uninterrupted(func() (int, error) { return unix.Write(fd, []byte(value)) }); err != nil {
+		return &fs.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}
+
+// uninterrupted calls f again while a signal interrupts it.
+func uninterrupted(f func() (int, error)) (int, error) {
+	for {
+		n, err := f()
+		if err != unix.EINTR {
+			return n, err
+		}
+	}
 }
 
 var _ sandbox.Freezer = (*Freezer)(nil)
