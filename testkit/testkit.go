@@ -108,7 +108,7 @@ func Stacks() string {
 func FreePort(t testing.TB) int {
 	t.Helper()
 	for {
-		port := 10_000 + rand.IntN(20_000)
+		port := 20_000 + rand.IntN(12_000)
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if errors.Is(err, syscall.EADDRINUSE) {
 			continue

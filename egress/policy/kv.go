@@ -141,7 +141,9 @@ func (k *kv) trim(now time.Time) {
 	k.mu.Unlock()
 	for name, s := range spaces {
 		s.mu.Lock()
-		s.expire(now)
+		if !s.gone { // else its size has been subtracted
+			s.expire(now)
+		}
 		unused := k.unused(s)
 		s.mu.Unlock()
 		if unused {
