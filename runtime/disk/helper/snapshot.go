@@ -249,6 +249,8 @@ func (d *Disks) Delete(r wire.Request, reply *wire.Reply) error {
 			}
 		} else if !errors.Is(err, storage.ErrImageUnknown) {
 			return err
+		} else if err := d.unprotect(r.Snapshot); err != nil { // of an incomplete one, or the image was removed by force
+			return err
 		}
 		err = d.store.DeleteLayer(d.layerID(r.Snapshot)) // of an incomplete one
 		if errors.Is(err, storage.ErrLayerUnknown) || errors.Is(err, storage.ErrLayerHasChildren) || errors.Is(err, storage.ErrNotALayer) {
