@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -22,8 +23,8 @@ func (a *app) historyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "history SANDBOX",
 		Short: "Print what has happened to the memory and the disk of a sandbox",
-		Long: `Print what has happened to the memory and the disk of a sandbox, oldest first, with how long
-it took and how much it moved: wakes, sleeps and stops, snapshots, restores and forks.
+		Long: `Print what has happened to the memory and the disk of a sandbox, oldest first, with its
+duration and size, if they are known: wakes, sleeps and stops, snapshots, restores and forks.
 "doze events" prints all events. This never wakes a sandbox.`,
 		Example:           "  doze history shop",
 		Args:              wants(1, 1),
@@ -49,5 +50,5 @@ func historyRow(e types.Event) []any {
 	}
 	at := e.Time.Local().Format(time.DateTime)
 	e.DurationMS, e.Bytes, e.MemoryBefore = 0, 0, 0 // have columns
-	return []any{at, e.Type, took, moved, eventDetails(e)}
+	return []any{at, e.Type, took, moved, cmp.Or(eventDetails(e), "-")}
 }

@@ -41,7 +41,7 @@ type Context struct {
 	Kernel  jupyter.Connection `json:"kernel"`
 	// Spare: the kernel waits for the first context of its language, and has no ID yet.
 	Spare bool `json:"spare,omitempty"`
-	// Environment is Sandbox.environmentSum when a spare kernel was claimed, or superseded.
+	// Environment is Sandbox.environmentSum when its kernel was claimed, or superseded.
 	Environment string `json:"environment,omitempty"`
 }
 

@@ -432,7 +432,7 @@ func (b *liveSandbox) kernelEnd(c Context) error {
 			return &ContextError{Context: c.ID, Known: &known}
 		}
 	}
-	return &ContextError{Context: c.ID, Closed: true}
+	return &ContextError{Context: c.ID, Closed: b.state() != StateDestroyed}
 }
 
 // afterLoss returns the error of a context whose connection has ended with err: why its kernel

@@ -402,8 +402,12 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (r
 	return ran, nil
 }
 
-// maxForks bounds the sandboxes of one Fork.
-const maxForks = 100
+const (
+	// maxForks bounds the sandboxes of one Fork.
+	maxForks = 100
+	// forkSnapshotAge is longer than any Fork takes.
+	forkSnapshotAge = Duration(24 * time.Hour)
+)
 
 // ForkRequest is the argument of Fork.
 type ForkRequest struct {
@@ -437,7 +441,7 @@ func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, 
 	var forks []Sandbox
 	err = m.do(ctx, func(running context.Context) (err error) {
 		start := time.Now()
-		s, err := b.snapshot(running, SnapshotRequest{})
+		s, err := b.snapshot(running, SnapshotRequest{MaxAge: forkSnapshotAge}) // if the node is killed before its deletion
 		if err != nil {
 			return err
 		}
@@ -552,8 +556,8 @@ func (m *Manager) deleteSnapshotFor(ctx context.Context, owner string, id Snapsh
 	if err != nil {
 		return err
 	}
-	if b, err := m.live(s.Sandbox); err == nil { // else it is destroyed
-		b.emit(Event{Type: EventUnsnapshotted, Snapshot: s.ID, Bytes: s.Usage.Bytes, Reason: why})
+	if b, err := m.live(s.Sandbox); err == nil && b.state() != StateDestroyed {
+		b.emit(Event{Type: EventSnapshotDeleted, Snapshot: s.ID, Bytes: s.Usage.Bytes, Reason: why})
 	}
 	return nil
 }

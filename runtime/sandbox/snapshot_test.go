@@ -527,7 +527,7 @@ func TestEventsDescribeSnapshots(t *testing.T) {
 	expect := func(want sandbox.Event) {
 		t.Helper()
 		got := nextEvent(t, events, want.Type)
-		timed := want.Type != sandbox.EventUnsnapshotted
+		timed := want.Type != sandbox.EventSnapshotDeleted
 		if timed != (got.DurationMS > 0) {
 			t.Errorf("%s took %v ms", got.Type, got.DurationMS)
 		}
@@ -542,7 +542,7 @@ func TestEventsDescribeSnapshots(t *testing.T) {
 	second, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{RetainLast: 1})
 	testkit.NoError(t, "snapshot", err)
 	expect(sandbox.Event{Type: sandbox.EventSnapshotted, Snapshot: second.ID, Bytes: second.Usage.Bytes})
-	expect(sandbox.Event{Type: sandbox.EventUnsnapshotted, Snapshot: first.ID, Bytes: first.Usage.Bytes, Reason: sandbox.ReasonRetention})
+	expect(sandbox.Event{Type: sandbox.EventSnapshotDeleted, Snapshot: first.ID, Bytes: first.Usage.Bytes, Reason: sandbox.ReasonRetention})
 	_, err = n.Manager.Restore(t.Context(), id, second.ID, false)
 	testkit.NoError(t, "restore", err)
 	expect(sandbox.Event{Type: sandbox.EventRestored, Snapshot: second.ID, Bytes: second.Usage.Bytes})
@@ -554,7 +554,7 @@ func TestEventsDescribeSnapshots(t *testing.T) {
 		t.Errorf("it was forked: %+v", forked)
 	}
 	testkit.NoError(t, "delete", n.Manager.DeleteSnapshot(t.Context(), owner, second.ID))
-	next := nextEvent(t, events, sandbox.EventUnsnapshotted)
+	next := nextEvent(t, events, sandbox.EventSnapshotDeleted)
 	if next.Snapshot != second.ID || next.Reason != sandbox.ReasonRequested {
 		t.Errorf("deleted: %+v", next)
 	}

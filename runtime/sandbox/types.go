@@ -269,28 +269,28 @@ type WakeInfo struct {
 type EventType string
 
 const (
-	EventCreated       EventType = "created"
-	EventImagePull     EventType = "image_pull_progress"
-	EventWoke          EventType = "woke"
-	EventSlept         EventType = "slept"
-	EventReclaimed     EventType = "memory_reclaimed" // from it, while it sleeps
-	EventStopped       EventType = "stopped"
-	EventWakeFailed    EventType = "wake_failed"
-	EventHeld          EventType = "held"
-	EventProcessStart  EventType = "process_started"
-	EventProcessExited EventType = "process_exited"
-	EventPortExposed   EventType = "port_exposed"
-	EventPortUnexposed EventType = "port_unexposed"
-	EventPortOpened    EventType = "port_opened" // a process began to listen
-	EventPortClosed    EventType = "port_closed" // it ceased to listen
-	EventUpdated       EventType = "updated"
-	EventAdopted       EventType = "adopted" // from quarantine
-	EventDiskLost      EventType = "disk_lost"
-	EventSnapshotted   EventType = "snapshotted"
-	EventRestored      EventType = "restored" // from a snapshot
-	EventForked        EventType = "forked"
-	EventUnsnapshotted EventType = "snapshot_deleted" // a snapshot of it
-	EventDestroyed     EventType = "destroyed"
+	EventCreated         EventType = "created"
+	EventImagePull       EventType = "image_pull_progress"
+	EventWoke            EventType = "woke"
+	EventSlept           EventType = "slept"
+	EventReclaimed       EventType = "memory_reclaimed" // from it, while it sleeps
+	EventStopped         EventType = "stopped"
+	EventWakeFailed      EventType = "wake_failed"
+	EventHeld            EventType = "held"
+	EventProcessStart    EventType = "process_started"
+	EventProcessExited   EventType = "process_exited"
+	EventPortExposed     EventType = "port_exposed"
+	EventPortUnexposed   EventType = "port_unexposed"
+	EventPortOpened      EventType = "port_opened" // a process began to listen
+	EventPortClosed      EventType = "port_closed" // it ceased to listen
+	EventUpdated         EventType = "updated"
+	EventAdopted         EventType = "adopted" // from quarantine
+	EventDiskLost        EventType = "disk_lost"
+	EventSnapshotted     EventType = "snapshotted"
+	EventRestored        EventType = "restored" // from a snapshot
+	EventForked          EventType = "forked"
+	EventSnapshotDeleted EventType = "snapshot_deleted" // a snapshot of it
+	EventDestroyed       EventType = "destroyed"
 )
 
 // Event is one entry of a sandbox's timeline. Fields beyond Seq, Type, Time

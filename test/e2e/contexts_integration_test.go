@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -80,9 +81,10 @@ func (b *box) begin(ctx context.Context, name, code string) <-chan types.CodeRes
 func (b *box) loop(name string) <-chan error {
 	b.t.Helper()
 	on, failed := make(chan struct{}), make(chan error, 1)
+	begin := sync.OnceFunc(func() { close(on) }) // print writes its newline by itself
 	go func() {
 		_, err := b.node.API.RunCodeStream(testkit.Context(b.t), b.id, client.RunCodeRequest{Context: name, Code: "print('on', flush=True)\nwhile True: pass"},
-			client.CodeEvents{Stdout: func([]byte) error { close(on); return nil }})
+			client.CodeEvents{Stdout: func([]byte) error { begin(); return nil }})
 		failed <- err
 	}()
 	testkit.Closed(b.t, "the code's first output", on)

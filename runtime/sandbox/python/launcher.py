@@ -18,7 +18,7 @@ import zmq
 del sys.modules["debugpy.server"]
 bind = zmq.Socket.bind_to_random_port
 zmq.Socket.bind_to_random_port = functools.partialmethod(bind, min_port=61000, max_port=65535)
-part = 256 << 10 # characters
+part = 2 << 20 # characters: at most 12 MB as JSON; ZeroMQ drops beyond 1,000 messages
 def write(self, text, write=iostream.OutStream.write):
     if not isinstance(text, str):
         return write(self, text) # raises an exception
