@@ -59,7 +59,7 @@ func reclaim(ctx context.Context, dir string) (r sandbox.Reclaimed, err error) {
 	}
 	defer func() { err = errors.Join(err, allowed()) }()
 	for idle := 0; idle < idleSteps && ctx.Err() == nil; {
-		// The kernel searches for long for what it cannot reclaim, such as its own memory.
+		// The kernel would spend a long time searching for memory that it cannot reclaim, such as its own.
 		left, err := reclaimable(dir)
 		if err != nil {
 			return r, err

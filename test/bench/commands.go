@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/doze-run/doze/api/client"
@@ -74,6 +76,8 @@ type localShell struct {
 func startShell(ctx context.Context) (*localShell, error) {
 	s := &localShell{cmd: exec.CommandContext(ctx, "bash", "--norc", "--noprofile", "--noediting", "-i")}
 	s.cmd.Dir = "/"
+	s.cmd.Env = append(os.Environ(), "HISTFILE=")
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // else it takes the terminal of the bench
 	var err error
 	if s.in, err = s.cmd.StdinPipe(); err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -177,17 +178,24 @@ func podmanCommit(ctx context.Context, b *bench, id string) (float64, error) {
 // copyTree times what any copy of a sandbox's files that survives a loss of power takes on this file
 // system: cp -a, and sync.
 func copyTree(ctx context.Context, b *bench, id string) (float64, error) {
-	unshare := func(script string) error {
-		cmd := exec.CommandContext(ctx, "podman", "unshare", "sh", "-ec", script, "sh", "doze-"+id, filepath.Join(b.node.Home, "copy"))
+	unshare := func(ctx context.Context, script string, args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, "podman", append([]string{"unshare", "sh", "-ec", script, "sh"}, args...)...)
 		cmd.Dir = b.node.Home
-		_, err := output(cmd)
-		return err
+		out, err := output(cmd)
+		return strings.TrimSpace(string(out)), err
+	}
+	target := filepath.Join(b.node.Home, "copy")
+	source, err := unshare(ctx, `podman container inspect --format '{{.GraphDriver.Data.UpperDir}}' "$1"`, "doze-"+id)
+	if err != nil {
+		return 0, err
 	}
 	unix.Sync()
 	took, err := timed(func() error {
-		return unshare(`cp -a "$(podman container inspect --format '{{.GraphDriver.Data.UpperDir}}' "$1")" "$2"; sync -f "$2"`)
+		_, err := unshare(ctx, `cp -a "$1" "$2"; sync -f "$2"`, source, target)
+		return err
 	})
-	return took, errors.Join(err, unshare(`rm -rf "$2"`))
+	_, removed := unshare(context.WithoutCancel(ctx), `rm -rf "$1"`, target)
+	return took, errors.Join(err, removed)
 }
 
 // timeForks returns how long it takes until the forks of a sandbox have all responded to a

@@ -181,8 +181,8 @@ func (s *Server) openTunnel(w http.ResponseWriter, protocol string, buffer int) 
 	if err != nil {
 		return nil, err
 	}
-	if unix, ok := conn.(*net.UnixConn); ok && buffer > 0 {
-		_ = unix.SetWriteBuffer(buffer) // affects how often it is written only
+	if socket, ok := conn.(*net.UnixConn); ok && buffer > 0 {
+		_ = socket.SetWriteBuffer(buffer) // affects how often it is written only
 	}
 	t := &tunnel{in: buffered, out: &frameWriter{w: conn}}
 	var cancel context.CancelFunc
