@@ -31,7 +31,7 @@ ifneq ($(shell id -u),0)
 TEST_HOME := $(HOME)/.local/share/doze/test
 endif
 
-.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures xterm test-unit test-clients test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures xterm test-unit test-mounts test-clients test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -101,7 +101,7 @@ tags: ## the build tags, for GOFLAGS
 check: prose ## gofmt, go vet, the language, and the client for other systems
 	@unformatted=$$(git ls-files -z --cached --others --exclude-standard -- '*.go' | xargs -0 gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
-	CGO_ENABLED=0 go vet -trimpath -buildvcs=false -tags "integration clients $(TAGS)" ./...
+	CGO_ENABLED=0 go vet -trimpath -buildvcs=false -tags "integration clients mounts $(TAGS)" ./...
 	GOOS=wasip1 GOARCH=wasm go vet ./policies/sdk/internal/abi
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
 	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
@@ -128,6 +128,10 @@ test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestN
 	go list -export -test -race -tags "$(TAGS)" $(PACKAGES) >/dev/null
 	go test -vet=off -race -p 1 -parallel 8 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
 	$(if $(filter ./...,$(PACKAGES)),CGO_ENABLED=0 go test -vet=off -p 1 -timeout 10m -run '^TestMemory' $(COMPILE) $(MEMORY)) # without -race, which changes figures
+
+test-mounts: ## copies of disks on ext4, XFS and Btrfs: wants root or sudo, and loop devices
+	@packaging/host/setup --with-tests
+	CGO_ENABLED=0 go test -vet=off -count=1 -run FileSystem -tags "mounts $(TAGS)" -exec '$(CURDIR)/packaging/host/as-root' ./runtime/disk/tree
 
 test-clients: ## the OpenAPI document: lint, and compile generated clients for TypeScript and Go; wants Node.js
 	go test -vet=off -race -count=1 -timeout 15m -run '$(RUN)' -tags "clients $(TAGS)" ./test/clients

@@ -1,3 +1,5 @@
+//go:build mounts
+
 package tree_test
 
 import (
@@ -32,12 +34,9 @@ func mounted(t *testing.T, name string, mkfs []string, size int64) string {
 	must(t, os.WriteFile(image, nil, 0o600))
 	must(t, os.Truncate(image, size))
 	must(t, os.Mkdir(folder, 0o755))
-	if _, err := exec.LookPath(mkfs[0]); err != nil && os.Getenv("CI") == "" {
-		t.Skipf("%v: packaging/host/setup --with-tests installs it", err)
-	}
 	for _, command := range [][]string{append(mkfs, image), {"mount", "-t", name, "-o", "loop", image, folder}} {
 		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v: %s", command, err, out)
+			t.Fatalf("%s: %v: %s (packaging/host/setup --with-tests installs the programs)", command, err, out)
 		}
 	}
 	t.Cleanup(func() {
@@ -58,9 +57,6 @@ func used(t *testing.T, folder string) int64 {
 }
 
 func TestCopiesOnFileSystems(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("mounting needs root")
-	}
 	for _, f := range fileSystems {
 		t.Run(f.name, func(t *testing.T) {
 			folder := mounted(t, f.name, f.mkfs, f.size)
@@ -85,10 +81,7 @@ func TestCopiesOnFileSystems(t *testing.T) {
 }
 
 // A copy for which the disk has no space fails, and can be removed.
-func TestCopyToAFullDiskFails(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("mounting needs root")
-	}
+func TestCopyToAFullFileSystemFails(t *testing.T) {
 	folder := mounted(t, fileSystems[0].name, fileSystems[0].mkfs, fileSystems[0].size)
 	source := filepath.Join(folder, "source")
 	must(t, os.Mkdir(source, 0o755))
