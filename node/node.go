@@ -164,14 +164,15 @@ func OpenOn(ctx context.Context, cfg Config, records *store.Badger, log *slog.Lo
 		opened = append(opened, engine.Close)
 		images, err = engine.Storage(ctx)
 	}
-	if fatal := report(<-findings, log); fatal != nil {
+	checked := <-findings
+	if err == nil {
+		checked = append(checked, doctor.StorageDriver(images.Driver))
+	}
+	if fatal := report(checked, log); fatal != nil {
 		return nil, fatal // with remedies, unlike the engine's error
 	}
 	if err != nil {
 		return nil, err
-	}
-	if fatal := report([]doctor.Finding{doctor.StorageDriver(images.Driver)}, log); fatal != nil {
-		return nil, fatal
 	}
 	storage := images.GraphRoot
 	w, commits, err := openWitness(storage, records.NodeID(), cfg.Home, log)
