@@ -109,6 +109,7 @@ func (k *kv) forget(name string) {
 	if s := k.spaces[name]; s != nil {
 		s.mu.Lock()
 		s.grow(-s.size)
+		clear(s.entries) // trim may have it, and would subtract their sizes again
 		s.gone = true
 		s.mu.Unlock()
 		delete(k.spaces, name)
@@ -141,9 +142,7 @@ func (k *kv) trim(now time.Time) {
 	k.mu.Unlock()
 	for name, s := range spaces {
 		s.mu.Lock()
-		if !s.gone { // else its size has been subtracted
-			s.expire(now)
-		}
+		s.expire(now)
 		unused := k.unused(s)
 		s.mu.Unlock()
 		if unused {

@@ -366,3 +366,17 @@ func TestAnExchangeThatOutlivesItsPolicyStoresNothing(t *testing.T) {
 		t.Errorf("a later policy has stored %v", got)
 	}
 }
+
+func TestSizesOfForgottenValuesAreSubtractedOnce(t *testing.T) {
+	k, now := &kv{}, time.Now()
+	name := spaceName("policy", "owner")
+	s := k.space(name, now)
+	if err := s.set("key", []byte("value"), time.Second, now); err != nil {
+		t.Fatal(err)
+	}
+	k.forget(name)
+	s.expire(now.Add(time.Minute)) // as trim does for a space that it found before
+	if left := k.totals["owner"].Load(); left != 0 || s.size != 0 {
+		t.Errorf("%d bytes count for the owner, %d for the space", left, s.size)
+	}
+}
