@@ -556,6 +556,16 @@ func TestWarmInterpreterIsUsedByTheFirstContext(t *testing.T) {
 }
 
 // spareOf returns the process of the spare interpreter, or "". There is one at most.
+// withWarmPython creates a sandbox with a warm interpreter of Python.
+func withWarmPython(t *testing.T) (*sandbox.Manager, sandbox.Sandbox) {
+	t.Helper()
+	withInterpreters(t)
+	m := sandboxtest.New(t)
+	sb, _, err := m.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app", Warm: []sandbox.Language{sandbox.Python}})
+	testkit.NoError(t, "Create", err)
+	return m, sb
+}
+
 func spareOf(t *testing.T, m *sandbox.Manager, id sandbox.ID) (process string) {
 	t.Helper()
 	known, _ := m.ByID(id)
@@ -572,11 +582,7 @@ func spareOf(t *testing.T, m *sandbox.Manager, id sandbox.ID) (process string) {
 
 // A warm interpreter was started with the environment that the sandbox had then.
 func TestContextsHaveTheUpdatedEnvironment(t *testing.T) {
-	withInterpreters(t)
-	n := sandboxtest.Open(t, nil)
-	m := n.Manager
-	sb, _, err := m.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app", Warm: []sandbox.Language{sandbox.Python}})
-	testkit.NoError(t, "Create", err)
+	m, sb := withWarmPython(t)
 	testkit.Eventually(t, "an interpreter waits", func() bool { return spareOf(t, m, sb.ID) != "" })
 	old := spareOf(t, m, sb.ID)
 	set := func(value string) {
@@ -589,7 +595,7 @@ func TestContextsHaveTheUpdatedEnvironment(t *testing.T) {
 		mustRun(t, m, sb.ID, name, "env A", value)
 	}
 	set("1")
-	_, err = m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{ID: "a", Language: sandbox.Python})
+	_, err := m.OpenContext(t.Context(), sb.ID, sandbox.ContextSpec{ID: "a", Language: sandbox.Python})
 	testkit.NoError(t, "OpenContext", err)
 	has("a", "1")
 	testkit.Eventually(t, "another interpreter waits", func() bool { s := spareOf(t, m, sb.ID); return s != "" && s != old })
@@ -612,11 +618,7 @@ func TestContextsHaveTheUpdatedEnvironment(t *testing.T) {
 }
 
 func TestUsedWarmInterpreterIsReplaced(t *testing.T) {
-	withInterpreters(t)
-	n := sandboxtest.Open(t, nil)
-	m := n.Manager
-	sb, _, err := m.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app", Warm: []sandbox.Language{sandbox.Python}})
-	testkit.NoError(t, "Create", err)
+	m, sb := withWarmPython(t)
 	used := map[string]bool{"": true}
 	next := func() (spare string) {
 		t.Helper()
