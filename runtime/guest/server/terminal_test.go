@@ -371,6 +371,7 @@ func TestCloseEndsAWriteOfUnreadInput(t *testing.T) {
 		_, err := y.stream.Write([]byte("x"))
 		written <- err
 	}()
+	testkit.Eventually(t, "the write is in progress", func() bool { return strings.Contains(testkit.Stacks(), "guest.(*TerminalStream).Write(") })
 	y.stream.Close()
 	if testkit.Receive(t, "the end of the write", written) == nil {
 		t.Error("input was accepted beyond the window")
