@@ -46,7 +46,7 @@ func (a *API) registerTerminals() {
 		summary: "Open or join a terminal, over a WebSocket",
 		description: "Wakes the sandbox, unless `wake` is false. Binary messages carry what is typed and what is printed. The node first sends the last output of the terminal, " +
 			"at most 256 KiB, then the message ready. The terminal and its program stay when the client disconnects, and when the sandbox sleeps; " +
-			"what is typed wakes it. A terminal may have several clients. A client that does not read for 2 s, or reads too slowly for 4 s in total, " +
+			"what is typed wakes it. A terminal may have several clients. A client that does not read for 2 s, reads too slowly for 4 s in total, or holds faster clients up for 250 ms, " +
 			"misses output beyond 256 KiB and gets the message truncated, so that it delays neither the program nor the other clients. All terminals end when the sandbox stops. With `session`, a new terminal waits up to 10 s until the session runs no command. With a signed URL, refusals are messages of the WebSocket, unless the URL is invalid, a parameter is not as its schema describes it, or the URL is not for the page's origin.",
 		codes: slices.Concat(wakeCodes, []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory,
 			problem.PathNotPermitted, problem.TerminalNotFound, problem.TerminalLost, problem.TerminalLimitExceeded, problem.StreamLimitExceeded, problem.UpgradeRequired,
