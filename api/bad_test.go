@@ -358,7 +358,7 @@ func TestResponseHasItsSlotUntilItIsWritten(t *testing.T) {
 			defer close(ended)
 			s.api.ServeHTTP(w, r)
 		}()
-		<-w.began
+		testkit.Closed(t, "the response begins", w.began)
 		if n := s.api.calls.pool.Used(); n != want {
 			t.Errorf("%s: %d slots are held while it is written, not %d", r.URL.Path, n, want)
 		}
@@ -443,7 +443,7 @@ func TestDeadlinesEndWithTheirResponse(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "gate"), nil, 0); err != nil {
 			t.Fatal(err)
 		}
-		if got := <-ended; got.status != http.StatusOK {
+		if got := testkit.Receive(t, "the command ends", ended); got.status != http.StatusOK {
 			t.Fatalf("status %d: %s", got.status, got.body)
 		}
 	}
@@ -541,7 +541,7 @@ func TestClientsGetAProblemWhenTheNodeShutsDown(t *testing.T) {
 		stream.expectEnd()
 	}
 	socket.expectProblem(problem.NodeUnavailable, "")
-	got := <-buffered
+	got := testkit.Receive(t, "the buffered command ends", buffered)
 	s.checkProblem(problem.NodeUnavailable, "the buffered command", got)
 	if got.header.Get("Retry-After") == "" {
 		t.Error("there is no Retry-After")

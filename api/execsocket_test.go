@@ -467,7 +467,7 @@ func TestExecWebSocketPingsTheClientOfASilentCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	gate.Close()
-	if c := <-completed; c.ExitCode != 0 {
+	if c := testkit.Receive(t, "the command ends", completed); c.ExitCode != 0 {
 		t.Errorf("complete is %+v", c)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/git"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // gitIn runs git on this machine.
@@ -148,7 +149,7 @@ func TestAbandonedCloneLeavesNothing(t *testing.T) {
 					resp.Body.Close()
 				}
 			}()
-			<-hanging
+			testkit.Receive(t, "the server has the request", hanging)
 			cancel()
 			<-ended
 			s.eventually("the directory is empty", func() bool {

@@ -33,7 +33,7 @@ func TestWaitRespondsWhenTheProcessIsReady(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := <-response
+	r := testkit.Receive(t, "the wait ends", response)
 	if r.Process.ID != p.ID || r.Line != "ready in 12 ms" || fmt.Sprint(r.Match) != "[ready in 12 ms 12]" || r.WaitedMS <= 0 {
 		t.Errorf("got %+v", r)
 	}

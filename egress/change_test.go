@@ -194,7 +194,7 @@ func TestPoliciesThatArePushedAgainStoreValuesDuringEarlierRequests(t *testing.T
 	request := newRequest(t, "GET", "https://a.web.test/earlier", nil)
 	var earlier sync.WaitGroup
 	earlier.Go(func() { _, _ = b.try(request) }) // ends with end
-	<-began
+	testkit.Closed(t, "the request begins", began)
 	b.rules()
 	if err := r.DeletePolicy(testkit.Context(t), owner, "count"); err != nil {
 		t.Fatal(err)

@@ -171,7 +171,7 @@ func TestShellOutlivesItsConnection(t *testing.T) {
 
 func TestShellRestoresTheTerminal(t *testing.T) {
 	r := newShellRig(t)
-	const fullScreen = `printf '\033[?1049h\033[?25lfull screen'; read x`
+	const fullScreen = `read x; printf '\033[?1049h\033[?25lfull screen'; read x`
 	for _, tt := range []struct {
 		name string
 		end  func(*testterm.Terminal)
@@ -190,6 +190,7 @@ func TestShellRestoresTheTerminal(t *testing.T) {
 			defer r.cut(false)
 			term := testterm.New(t, 120, 24)
 			r.start(term, "shell", "shop", "--", fullScreen+"; read y")
+			term.Press("\r") // what answers it comes when the client has the terminal's id
 			term.Await("the program has the screen", func(s testterm.Screen) bool {
 				return s.Alternate && s.CursorHidden && strings.Contains(s.String(), "full screen")
 			})
@@ -203,7 +204,8 @@ func TestShellRestoresTheTerminal(t *testing.T) {
 func TestShellReportsALostTerminal(t *testing.T) {
 	r := newShellRig(t)
 	term := testterm.New(t, 150, 24)
-	r.start(term, "shell", "shop", "--", "echo up; read x")
+	r.start(term, "shell", "shop", "--", "read x; echo up; read x")
+	term.Press("\r") // what answers it comes when the client has the terminal's id
 	term.Shows("up")
 	r.cut(true)
 	term.Shows("the connection was lost")
