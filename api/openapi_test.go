@@ -136,17 +136,28 @@ type operation struct {
 	}
 }
 
-func readDocument(t *testing.T) (document, []byte) {
+// theDocument is one for the tests that read it, which are not parallel: it takes seconds with -race.
+var theDocument []byte
+
+func generate(t *testing.T) []byte {
 	t.Helper()
 	text, err := newAPI(t, Config{}).document()
 	if err != nil {
 		t.Fatal(err)
 	}
+	return text
+}
+
+func readDocument(t *testing.T) (document, []byte) {
+	t.Helper()
+	if theDocument == nil {
+		theDocument = generate(t)
+	}
 	var d document
-	if err := json.Unmarshal(text, &d); err != nil {
+	if err := json.Unmarshal(theDocument, &d); err != nil {
 		t.Fatal(err)
 	}
-	return d, text
+	return d, theDocument
 }
 
 // The node serves the committed document, which TestDocumentIsCommitted compares with the
