@@ -555,7 +555,6 @@ func TestWarmInterpreterIsUsedByTheFirstContext(t *testing.T) {
 	}
 }
 
-// spareOf returns the process of the spare interpreter, or "". There is one at most.
 // withWarmPython creates a sandbox with a warm interpreter of Python.
 func withWarmPython(t *testing.T) (*sandbox.Manager, sandbox.Sandbox) {
 	t.Helper()
@@ -566,6 +565,7 @@ func withWarmPython(t *testing.T) (*sandbox.Manager, sandbox.Sandbox) {
 	return m, sb
 }
 
+// spareOf returns the process of the spare interpreter, or "". There is one at most.
 func spareOf(t *testing.T, m *sandbox.Manager, id sandbox.ID) (process string) {
 	t.Helper()
 	known, _ := m.ByID(id)
