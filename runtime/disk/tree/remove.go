@@ -40,7 +40,7 @@ func Remove(parent, name string) error {
 }
 
 // refuseDeeper is for trees that have at most maxDepth levels.
-func refuseDeeper(int, string) error { return errTooDeep }
+func refuseDeeper(int, string) error { return ErrTooDeep }
 
 // remove removes an entry of the folder parent with all below it. It opens that many levels, and
 // calls deeper for the folders below, which removes them from their parents.

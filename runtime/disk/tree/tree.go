@@ -10,6 +10,7 @@ package tree
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -137,14 +138,16 @@ func (c *Copy) Complete(ctx context.Context) (Usage, error) {
 	return Usage{Bytes: scan.bytes.Load(), Entries: scan.entries.Load()}, nil
 }
 
-// Measure returns the usage of the tree at path, which may change meanwhile.
-func Measure(ctx context.Context, path string) (Usage, error) {
+// Measure returns the usage of the tree at path, which may change meanwhile. It uses no other
+// thread than the caller's. It stops when the usage exceeds the limit, which it then returns
+// exceeded; 0 is no limit.
+func Measure(ctx context.Context, path string, limit Usage) (Usage, error) {
 	fd, err := openFolder(unix.AT_FDCWD, path)
 	if err != nil {
 		return Usage{}, err
 	}
 	defer unix.Close(fd)
-	scan := scanner{ctx: ctx, slots: make(chan struct{}, 1), changing: true, forget: true}
+	scan := scanner{ctx: ctx, limit: limit.Entries, limitBytes: limit.Bytes, changing: true, forget: true}
 	_, err = scan.root(fd)
 	return Usage{Bytes: scan.bytes.Load(), Entries: scan.entries.Load()}, err
 }
@@ -153,17 +156,19 @@ func Measure(ctx context.Context, path string) (Usage, error) {
 type scanner struct {
 	ctx      context.Context
 	slots    chan struct{}
-	limit    int64 // of entries; 0: none
-	changing bool  // entries may vanish
-	forget   bool  // count entries only
+	changing bool // entries may vanish
+	forget   bool // count entries only
+	// limit of entries and limitBytes of their usage; 0: none
+	limit, limitBytes int64
 
 	began          time.Time // one for all entries, so that the names of a file are stale together
 	entries, bytes atomic.Int64
-	linked         sync.Map // inodes with several links that were counted
 	group          group
 }
 
-func (s *scanner) exceeded() bool { return s.limit > 0 && s.entries.Load() > s.limit }
+func (s *scanner) exceeded() bool {
+	return s.limit > 0 && s.entries.Load() > s.limit || s.limitBytes > 0 && s.bytes.Load() > s.limitBytes
+}
 
 func (s *scanner) root(fd int) (*node, error) {
 	var st unix.Stat_t
@@ -175,37 +180,37 @@ func (s *scanner) root(fd int) (*node, error) {
 	s.began = time.Now()
 	s.count(root.stamp)
 	s.group.note(s.folder(fd, root, 0))
-	return root, s.group.wait()
+	err := s.group.wait()
+	if s.exceeded() {
+		err = nil
+	}
+	return root, err
 }
 
 func (s *scanner) count(st stamp) {
 	s.entries.Add(1)
+	bytes := st.blocks * 512
 	if st.nlink > 1 && !st.isFolder() {
-		if _, counted := s.linked.LoadOrStore(st.ino, true); counted {
-			return
-		}
+		bytes /= int64(st.nlink) // all links are in the tree, which is a disk: no list of them is needed
 	}
-	s.bytes.Add(st.blocks * 512)
+	s.bytes.Add(bytes)
 }
 
 // folder reads the entries of the folder fd into n.
 func (s *scanner) folder(fd int, n *node, depth int) error {
 	if depth > maxDepth {
-		return errTooDeep
+		return ErrTooDeep
 	}
 	if err := s.ctx.Err(); err != nil {
 		return err
 	}
-	names, err := readNames(fd, s.limit)
-	if err == unix.ENOENT && s.changing {
-		return nil // it was removed
-	}
-	if err != nil {
-		return fmt.Errorf("read a folder: %w", err)
-	}
-	if !s.forget {
-		n.children = make([]*node, 0, len(names))
-	}
+	err := eachNames(fd, func(names []string) error { return s.names(fd, names, n, depth) })
+	slices.SortFunc(n.children, func(a, b *node) int { return cmp.Compare(a.name, b.name) })
+	return err
+}
+
+// names reads entries of the folder fd into n.
+func (s *scanner) names(fd int, names []string, n *node, depth int) error {
 	for _, name := range names {
 		var st unix.Stat_t
 		err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -219,7 +224,7 @@ func (s *scanner) folder(fd int, n *node, depth int) error {
 		child.stale.Store(s.began.Sub(time.Unix(st.Ctim.Unix())) < recent)
 		s.count(child.stamp)
 		if s.exceeded() {
-			return nil
+			return errEnough
 		}
 		if !s.forget {
 			n.children = append(n.children, child)
@@ -242,12 +247,14 @@ func (s *scanner) folder(fd int, n *node, depth int) error {
 			return err
 		}
 	}
-	slices.SortFunc(n.children, func(a, b *node) int { return cmp.Compare(a.name, b.name) })
 	return nil
 }
 
-// errTooDeep is returned for more than maxDepth levels.
-var errTooDeep = fmt.Errorf("folders are nested in more than %d levels", maxDepth)
+// errEnough ends a scan that has exceeded its limit.
+var errEnough = errors.New("more than the limit")
+
+// ErrTooDeep is returned for more than maxDepth levels.
+var ErrTooDeep = fmt.Errorf("folders are nested in more than %d levels", maxDepth)
 
 // group runs functions concurrently while slots are free, and inline otherwise.
 type group struct {
@@ -305,22 +312,43 @@ func retry[T any](f func() (T, error)) (T, error) {
 	}
 }
 
-// readNames returns the names in the folder fd without "." and "..": all of them, or the first ones
-// if they are many more than the limit, which is 0 for none.
-func readNames(fd int, limit int64) ([]string, error) {
-	var names []string
+// readNames returns names in the folder fd without "." and "..": all, or the first ones if they are
+// more than about the limit.
+func readNames(fd, limit int) ([]string, error) {
+	var all []string
+	err := eachNames(fd, func(names []string) error {
+		if all = append(all, names...); len(all) > limit {
+			return errEnough
+		}
+		return nil
+	})
+	if err == errEnough {
+		err = nil
+	}
+	return all, err
+}
+
+// eachNames calls f with all names in the folder fd without "." and "..", some at a time, until f
+// returns an error, which it returns. A folder that has been removed has none.
+func eachNames(fd int, f func(names []string) error) error {
 	buffer := make([]byte, 32<<10)
 	if _, err := unix.Seek(fd, 0, os.SEEK_SET); err != nil {
-		return nil, err
+		return err
 	}
 	for {
 		n, err := retry(func() (int, error) { return unix.ReadDirent(fd, buffer) })
+		if err == unix.ENOENT {
+			return nil
+		}
 		if err != nil {
-			return nil, err
+			return fmt.Errorf("read a folder: %w", err)
 		}
-		if n <= 0 || limit > 0 && int64(len(names)) > limit {
-			return names, nil
+		if n <= 0 {
+			return nil
 		}
-		_, _, names = unix.ParseDirent(buffer[:n], -1, names)
+		_, _, names := unix.ParseDirent(buffer[:n], -1, nil)
+		if err := f(names); err != nil {
+			return err
+		}
 	}
 }

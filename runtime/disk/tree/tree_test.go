@@ -183,12 +183,55 @@ func copyIsExact(t *testing.T, folder string) {
 			if usage.Entries != int64(len(contents(t, source))) {
 				t.Errorf("usage has %d entries, want %d", usage.Entries, len(contents(t, source)))
 			}
-			measured, err := tree.Measure(t.Context(), source)
+			measured, err := tree.Measure(t.Context(), source, tree.Usage{})
 			must(t, err)
 			if measured != usage {
 				t.Errorf("measured %+v, copied %+v", measured, usage)
 			}
 		})
+	}
+}
+
+func TestMeasureCountsEachFileOnce(t *testing.T) {
+	root := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(root, "a"), make([]byte, 1<<20), 0o600))
+	before, err := tree.Measure(t.Context(), root, tree.Usage{})
+	must(t, err)
+	for i := range 6 {
+		must(t, os.Link(filepath.Join(root, "a"), filepath.Join(root, fmt.Sprint(i))))
+	}
+	after, err := tree.Measure(t.Context(), root, tree.Usage{})
+	must(t, err)
+	if after.Entries != before.Entries+6 || after.Bytes > before.Bytes || after.Bytes < before.Bytes-7*512 {
+		t.Errorf("%+v with one name, %+v with seven", before, after)
+	}
+}
+
+func TestMeasureStopsBeyondItsLimit(t *testing.T) {
+	root := t.TempDir()
+	for i := range 3000 { // more than a folder's first names
+		must(t, os.WriteFile(filepath.Join(root, fmt.Sprint(i)), make([]byte, 4096), 0o600))
+	}
+	all, err := tree.Measure(t.Context(), root, tree.Usage{})
+	must(t, err)
+	if all.Entries != 3001 || all.Bytes < 3000*4096 {
+		t.Errorf("all: %+v", all)
+	}
+	for _, limit := range []tree.Usage{{Entries: 10}, {Bytes: 40960}, {Entries: 2000, Bytes: 40960}} {
+		usage, err := tree.Measure(t.Context(), root, limit)
+		must(t, err)
+		exceeds := limit.Entries > 0 && usage.Entries > limit.Entries || limit.Bytes > 0 && usage.Bytes > limit.Bytes
+		if !exceeds || usage.Entries > 100 && limit.Bytes > 0 || usage.Bytes > 100*4096 {
+			t.Errorf("limit %+v: stopped at %+v", limit, usage)
+		}
+	}
+	if usage, err := tree.Measure(t.Context(), root, all); err != nil || usage != all {
+		t.Errorf("exactly the limit: %+v, %v", usage, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := tree.Measure(ctx, root, tree.Usage{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled: %v", err)
 	}
 }
 
