@@ -364,6 +364,42 @@ func disk(_ context.Context, cfg Config) Finding {
 	return passed("%.0f GiB are free for %s", float64(free)/(1<<30), cfg.Home)
 }
 
+// diskLimits reports how the limits of disks are enforced. The kernel accepts limits of projects only
+// with CAP_SYS_ADMIN in its first user namespace: quotactl(2).
+func diskLimits(_ context.Context, cfg Config) Finding {
+	const how = "measured every second where they may be exceeded, and sandboxes beyond them are stopped"
+	fs, options := mountOf(cfg, cfg.Home)
+	switch {
+	case fs == "":
+		return passed("%s; no project quotas: rootless podman cannot set them", how)
+	case strings.Contains(options, "prjquota") || strings.Contains(options, "pquota"):
+		return passed("%s; %s has project quotas, which rootless podman cannot set for each sandbox: that needs CAP_SYS_ADMIN on the host", how, fs)
+	}
+	return passed("%s; no project quotas: %s is mounted without prjquota, and rootless podman could not set them: that needs CAP_SYS_ADMIN on the host", how, fs)
+}
+
+// mountOf returns the type and the options of the file system of a path; empty if they are unknown.
+func mountOf(cfg Config, path string) (fs, options string) {
+	text, err := cfg.Host.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", ""
+	}
+	longest := -1
+	for line := range strings.Lines(string(text)) {
+		// ID PARENT DEVICE ROOT POINT OPTIONS [FIELD...] - TYPE SOURCE SUPER-OPTIONS
+		before, after, _ := strings.Cut(strings.TrimSpace(line), " - ")
+		mount, super := strings.Fields(before), strings.Fields(after)
+		if len(mount) < 6 || len(super) < 3 {
+			continue
+		}
+		point := strings.TrimSuffix(mount[4], "/")
+		if (path == point || strings.HasPrefix(path, point+"/")) && len(point) >= longest { // a later mount hides an earlier one
+			longest, fs, options = len(point), super[0], super[2]
+		}
+	}
+	return fs, options
+}
+
 // unreachable is more epoll watches, requests of asynchronous I/O or open files than fit
 // into memory.
 const unreachable = 1 << 40

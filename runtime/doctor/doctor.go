@@ -94,6 +94,7 @@ func Check(ctx context.Context, cfg Config) []Finding {
 		{"tun", tun},
 		{"network", network},
 		{"disk", disk},
+		{"disk limits", diskLimits},
 		{"inotify", atLeast("fs.inotify.max_user_instances", minInotify, "each sandbox uses one inotify instance")},
 		{"keyrings", atLeast("kernel.keys.maxkeys", minKeys, "each sandbox uses one keyring")},
 		{"shared limits", shared},

@@ -427,3 +427,22 @@ func TestMachine(t *testing.T) {
 		t.Errorf("OpenFiles: %d, %v", n, err)
 	}
 }
+
+func TestDiskLimitsAreDescribed(t *testing.T) {
+	const root = "1 0 8:1 / / rw - ext4 /dev/a rw\n"
+	for name, c := range map[string]struct{ mounts, want string }{
+		"unknown":  {"", "no project quotas: rootless podman cannot set them"},
+		"none":     {root, "no project quotas: ext4 is mounted without prjquota"},
+		"prepared": {root + "2 1 8:2 / /var/lib rw - xfs /dev/b rw,prjquota\n", "xfs has project quotas, which rootless podman cannot set"},
+		"another":  {root + "2 1 8:2 / /var/lib/doz rw - xfs /dev/b rw,prjquota\n", "no project quotas: ext4"},
+		"hidden":   {root + "2 1 8:2 / /var/lib/doze rw - xfs /dev/b rw,prjquota\n3 2 8:3 / /var/lib/doze rw shared:1 - btrfs /dev/c rw\n", "no project quotas: btrfs"},
+	} {
+		h, cfg := healthyHost(t)
+		h.write(t, "/proc/self/mountinfo", c.mounts)
+		all := doctor.Check(t.Context(), cfg)
+		f := all[slices.IndexFunc(all, func(f doctor.Finding) bool { return f.Name == "disk limits" })]
+		if !f.OK || !strings.HasPrefix(f.Detail, "measured ") || !strings.Contains(f.Detail, c.want) {
+			t.Errorf("%s: %+v; want %q", name, f, c.want)
+		}
+	}
+}
