@@ -45,6 +45,9 @@ func (a *API) putArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
+	if err := a.cfg.Sandboxes.CheckSpace(); err != nil {
+		return nil, err
+	}
 	body := newTimedBody(in.w, in.r.Body, a.cfg.Limits.Stall)
 	defer body.detach()
 	result, err := withFiles(ctx, a, in.ID, func(g *guest.Client) (guest.ArchiveResult, error) {

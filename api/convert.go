@@ -127,6 +127,9 @@ func eventOf(e sandbox.Event) types.Event {
 		Bytes:      e.Bytes,
 		Forks:      e.Forks,
 
+		Disk:      diskUsageOf(e.Disk),
+		DiskLimit: diskUsageOf(e.DiskLimit),
+
 		MemoryBefore: e.MemoryBefore,
 		MemoryAfter:  e.MemoryAfter,
 	}
@@ -135,6 +138,14 @@ func eventOf(e sandbox.Event) types.Event {
 		converted.Process = &process
 	}
 	return converted
+}
+
+// diskUsageOf returns nil for zero.
+func diskUsageOf(u sandbox.DiskUsage) *types.DiskUsage {
+	if u == (sandbox.DiskUsage{}) {
+		return nil
+	}
+	return &types.DiskUsage{Bytes: u.Bytes, Files: u.Entries}
 }
 
 func feedEventOf(e sandbox.FeedEvent) types.FeedEvent {

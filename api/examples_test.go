@@ -89,7 +89,7 @@ func schemaDocs() []schemaDoc {
 	preset := types.Preset{
 		Name: "github", Description: "GitHub: web, API and git over HTTPS", Hosts: []string{"github.com", "api.github.com"}, Source: types.PresetSourceBuiltIn,
 	}
-	limits := types.Limits{CPUs: 0.5, MemoryBytes: 536870912, PIDs: 512}
+	limits := types.Limits{CPUs: 0.5, MemoryBytes: 536870912, PIDs: 512, DiskBytes: 10737418240, Files: 1000000}
 	pending := types.PendingOperation{
 		Operation: types.OperationDestroy, Sandbox: "p2c8v4b1n6ml", Since: at(35, 0), Attempts: 3, NextAttemptAt: at(45, 0), Error: "podman is not available",
 	}
@@ -107,7 +107,8 @@ func schemaDocs() []schemaDoc {
 			"The sandbox to create. Every field is optional."},
 		{types.UpdateSandboxRequest{Labels: &map[string]string{"team": "web"}, SleepAfter: text(5 * time.Minute)}, "Changes to a sandbox. Missing fields stay as they are."},
 		{types.HoldRequest{Duration: types.Duration(30 * time.Minute)}, "How long a sandbox stays awake."},
-		{types.Usage{CPUSeconds: 3.25, MemoryBytes: 83886080}, "CPU time and memory of a sandbox."},
+		{types.Usage{CPUSeconds: 3.25, MemoryBytes: 83886080, DiskBytes: 247463936, Files: 20412}, "CPU time, memory and disk of a sandbox."},
+		{types.DiskUsage{Bytes: 10737418240, Files: 1000000}, "An amount of disk space and files."},
 		{types.Condition{Code: types.ConditionCodeWakeFailed, Message: "its last wake failed: the container engine is not available", Since: at(38, 0)},
 			"A problem of a sandbox that lasts."},
 

@@ -48,6 +48,8 @@ func limitsOf(l sandbox.Limits) types.Limits {
 		CPUs:              l.CPUs,
 		MemoryBytes:       l.Memory,
 		PIDs:              l.PIDs,
+		DiskBytes:         l.Disk,
+		Files:             l.Files,
 		UserNamespaces:    l.UserNamespaces,
 		InotifyInstances:  l.InotifyInstances,
 		InotifyWatches:    l.InotifyWatches,

@@ -23,7 +23,7 @@ type listInput struct {
 	Exchange
 	Label  []string    `query:"label,explode" maxItems:"64" maxLength:"512" nullable:"false" doc:"Only sandboxes with this label, as key=value; may be repeated"`
 	State  types.State `query:"state" doc:"Only sandboxes in this state"`
-	Usage  bool        `query:"usage" doc:"Whether to include the CPU time and the memory of each"`
+	Usage  bool        `query:"usage" doc:"Whether to include the CPU time, the memory and the disk of each"`
 	Cursor string      `query:"cursor" maxLength:"255" doc:"next_cursor of the previous page"`
 	Limit  int         `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of sandboxes"`
 }
@@ -134,7 +134,7 @@ func (a *API) usage(ctx context.Context, id sandbox.ID) *types.Usage {
 	if err != nil {
 		return nil
 	}
-	return &types.Usage{CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.Memory}
+	return &types.Usage{CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.Memory, DiskBytes: u.Disk.Bytes, Files: u.Disk.Entries}
 }
 
 // respondSandbox responds with the result of a call that returns a sandbox.

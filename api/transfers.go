@@ -155,6 +155,9 @@ func (a *API) writeFileSchema() *huma.Schema {
 }
 
 func (a *API) storeFile(ctx context.Context, in *writeFileInput, path string, o guest.WriteOptions, body io.Reader) (*huma.StreamResponse, error) {
+	if err := a.cfg.Sandboxes.CheckSpace(); err != nil {
+		return nil, err
+	}
 	info, err := withFiles(ctx, a, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
 		info, err := g.Write(ctx, path, o, body)
 		return info, uploadError(body, err)

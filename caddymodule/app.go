@@ -67,7 +67,8 @@ type App struct {
 	DefaultImage string `json:"default_image,omitempty"`
 	// The limits of sandboxes of a size. A block for a built-in size changes the given
 	// limits and keeps its other ones. Repeatable. Default: `lite` (0.25 CPUs, 256 MiB, 128
-	// processes), `basic` (1, 1 GiB, 512), `standard` (2, 4 GiB, 1024).
+	// processes, 5 GiB of disk in 500,000 files), `basic` (1, 1 GiB, 512, 10 GiB in 1,000,000),
+	// `standard` (2, 4 GiB, 1024, 20 GiB in 2,000,000).
 	Sizes map[string]*Size `json:"sizes,omitempty"`
 	// The size of sandboxes that name none. Default: `basic`.
 	DefaultSize string `json:"default_size,omitempty"`
@@ -90,6 +91,10 @@ type App struct {
 	// last 10 seconds and less than four times `memory_reserve` is available; `0%` means never.
 	// Default: `10%`.
 	MemoryStall *float64 `json:"memory_stall,omitempty"`
+	// The disk space that stays free: with less, the node stops the sandbox that grows most, and
+	// refuses new sandboxes, snapshots and uploads. Default: 5% of the file system, but at most
+	// `2GiB`.
+	DiskReserve int64 `json:"disk_reserve,omitempty"`
 	// The time after which a wake has failed. Default: `1m`.
 	WakeTimeout caddy.Duration `json:"wake_timeout,omitempty"`
 	// The time after which a creation has failed, the pull of its image included. Default:
@@ -131,6 +136,12 @@ type Size struct {
 	Memory int64 `json:"memory,omitempty"`
 	// Processes and threads, at least 16. Default: no limit.
 	PIDs int64 `json:"pids,omitempty"`
+	// Disk space, at least 16 MiB: of all files beyond the image or snapshot, logs and
+	// `/.doze/run` included. Beyond it the sandbox is [stopped](../operations.md#disks).
+	// Default: no limit.
+	Disk int64 `json:"disk,omitempty"`
+	// Files, folders and links, at least 100; as `disk`. Default: no limit.
+	Files int64 `json:"files,omitempty"`
 	// User namespaces that programs may create. Sandboxes within the sandbox need them
 	// (bubblewrap, Chromium, `unshare --user`) if they run as another user than root. Beyond
 	// the limit `unshare` and `clone` fail with ENOSPC ("No space left on device"). In its
@@ -345,6 +356,8 @@ func (a *App) nodeConfig() (node.Config, error) {
 		set(&limits.CPUs, size.CPUs)
 		set(&limits.Memory, size.Memory)
 		set(&limits.PIDs, size.PIDs)
+		set(&limits.Disk, size.Disk)
+		set(&limits.Files, size.Files)
 		set(&limits.UserNamespaces, size.UserNamespaces)
 		set(&limits.InotifyInstances, size.InotifyInstances)
 		set(&limits.InotifyWatches, size.InotifyWatches)
@@ -380,6 +393,7 @@ func (a *App) nodeConfig() (node.Config, error) {
 	if a.MemoryStall != nil {
 		sb.MemoryStall = *a.MemoryStall
 	}
+	set(&sb.DiskReserve, a.DiskReserve)
 	set(&sb.WakeTimeout, time.Duration(a.WakeTimeout))
 	set(&sb.CreateTimeout, time.Duration(a.CreateTimeout))
 	set(&sb.StopGrace, time.Duration(a.StopGracePeriod))

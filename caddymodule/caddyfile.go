@@ -48,6 +48,8 @@ func init() {
 //			cpus                <cores>
 //			memory              <size>
 //			pids                <count>
+//			disk                <size>
+//			files               <count>
 //			user_namespaces     <count>
 //			inotify_instances   <count>
 //			inotify_watches     <count>
@@ -61,6 +63,7 @@ func init() {
 //		reclaim_after           <duration>
 //		memory_reserve          <percentage>
 //		memory_stall            <percentage>
+//		disk_reserve            <size>
 //		wake_timeout            <duration>
 //		create_timeout          <duration>
 //		stop_grace_period       <duration>
@@ -105,6 +108,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		"reclaim_after":           &a.ReclaimAfter,
 		"memory_reserve":          share{&a.MemoryReserve},
 		"memory_stall":            share{&a.MemoryStall},
+		"disk_reserve":            &a.DiskReserve,
 		"wake_timeout":            &a.WakeTimeout,
 		"create_timeout":          &a.CreateTimeout,
 		"stop_grace_period":       &a.StopGracePeriod,
@@ -139,6 +143,8 @@ func (a *App) parseSize(o options) error {
 		"cpus":                &size.CPUs,
 		"memory":              &size.Memory,
 		"pids":                atLeast{&size.PIDs, 1},
+		"disk":                &size.Disk,
+		"files":               atLeast{&size.Files, 1},
 		"user_namespaces":     atLeast{&size.UserNamespaces, 0},
 		"inotify_instances":   atLeast{&size.InotifyInstances, 1},
 		"inotify_watches":     atLeast{&size.InotifyWatches, 1},

@@ -202,7 +202,7 @@ func OpenOn(ctx context.Context, cfg Config, records *store.Badger, log *slog.Lo
 	opened = append(opened, network.Close)
 	disks := disk.New(disk.Config{
 		Helper: cfg.DiskHelper, NetnsHelper: cfg.NetnsHelper, Storage: images, Folder: filepath.Join(nodesDir(storage), records.NodeID()+".disks"),
-		Node: records.NodeID(), Log: log,
+		Run: cfg.Sandbox.RunDir, Node: records.NodeID(), Log: log,
 	})
 	opened = append(opened, disks.Close)
 	n, err := Assemble(ctx, cfg, Backends{

@@ -256,7 +256,7 @@ var (
 	DescriptorsExhausted = define(API, "descriptors_exhausted", http.StatusServiceUnavailable, "File descriptors exhausted",
 		"The node or its host has no file descriptors left. `detail` names the limit to raise.", retryAfter(5))
 	NodeDiskFull = define(API, "node_disk_full", http.StatusInsufficientStorage, "Node disk full",
-		"The node has no disk space left for its data. Nothing has changed.")
+		"The node has less free disk space than its reserve, or none left for its data. Nothing has changed.")
 	StreamLimitExceeded = define(API, "stream_limit_exceeded", http.StatusServiceUnavailable, "Too many streams",
 		"1,024 streams are open on the node.", retryAfter(5))
 	CallLimitExceeded = define(API, "call_limit_exceeded", http.StatusServiceUnavailable, "Too many calls",

@@ -67,6 +67,8 @@ const (
 	StateReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 	StateReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
 	StateReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
+	StateReasonDiskLimit         StateReason = "disk_limit"         // killed because it exceeded the limit of its disk
+	StateReasonDiskPressure      StateReason = "disk_pressure"      // killed because the node's disk was nearly full and it grew most
 	StateReasonRetention         StateReason = "retention"          // of a snapshot: deleted by max_age or keep_last
 )
 
@@ -76,7 +78,7 @@ func (StateReason) Values() []StateReason {
 		StateReasonIdle, StateReasonStopAfter, StateReasonRequested, StateReasonForced, StateReasonTTLExpired, StateReasonNodeShutdown,
 		StateReasonRecovered, StateReasonContainerExited, StateReasonContainerLost, StateReasonGuestUnresponsive,
 		StateReasonRecoveryFailed, StateReasonStopFailed, StateReasonCreateFailed, StateReasonAdopted, StateReasonRestored, StateReasonSlept,
-		StateReasonMemoryPressure, StateReasonRetention,
+		StateReasonMemoryPressure, StateReasonDiskLimit, StateReasonDiskPressure, StateReasonRetention,
 	}
 }
 
@@ -127,6 +129,14 @@ func (ConditionCode) Values() []ConditionCode {
 type Usage struct {
 	CPUSeconds  float64 `json:"cpu_seconds" doc:"CPU time of all its processes since the host booted; can restart at 0"`
 	MemoryBytes int64   `json:"memory_bytes" doc:"Memory in use, also while asleep; 0 when stopped. On hosts without a memory controller: the sum of its processes' resident memory"`
+	DiskBytes   int64   `json:"disk_bytes" doc:"Disk space of its files beyond its image or snapshot, of deleted files that are open included; as last measured, which can be minutes ago"`
+	Files       int64   `json:"files" doc:"Number of these files, folders and links, as last measured"`
+}
+
+// DiskUsage is an amount of disk space and files.
+type DiskUsage struct {
+	Bytes int64 `json:"bytes,omitempty" doc:"Disk space in bytes; of a limit: missing if it has none"`
+	Files int64 `json:"files,omitempty" doc:"Files, folders and links; of a limit: missing if it has none"`
 }
 
 // SandboxList is a page of sandboxes.

@@ -45,7 +45,11 @@ func historyRow(e types.Event) []any {
 	if e.DurationMS > 0 {
 		took = milliseconds(e.DurationMS)
 	}
-	if bytes := max(e.Bytes, e.MemoryBefore-e.MemoryAfter); bytes > 0 {
+	bytes := max(e.Bytes, e.MemoryBefore-e.MemoryAfter)
+	if e.Disk != nil {
+		bytes = e.Disk.Bytes
+	}
+	if bytes > 0 {
 		moved = size(bytes)
 	}
 	at := e.Time.Local().Format(time.DateTime)

@@ -28,7 +28,7 @@ func TestTables(t *testing.T) {
 	shop := types.Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic", State: "asleep",
 		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: &types.Condition{Code: "wake_failed", Message: "it cannot be woken", Since: before(time.Minute)}, Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
 		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), Persist: types.PersistDisk, TTL: types.Duration(96 * time.Hour), ExpiresAt: at.Add(24 * time.Hour),
-		Usage: &types.Usage{CPUSeconds: 75.5, MemoryBytes: 150 << 20}, LastActiveAt: before(3 * time.Minute),
+		Usage: &types.Usage{CPUSeconds: 75.5, MemoryBytes: 150 << 20, DiskBytes: 236 << 20, Files: 20_412}, LastActiveAt: before(3 * time.Minute),
 		Ports: []types.Port{port, open}, Processes: []types.Process{web, done}}
 	bare := types.Sandbox{ID: "aaaaaaaaaaaa", Name: "a-longer-name", Image: "node", Size: "lite", State: "running", Persist: types.PersistMemory, StateSince: before(10 * time.Second), CreatedAt: before(10 * time.Second)}
 	got := reading{Sandboxes: []types.Sandbox{bare, shop}, Node: types.Node{ID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
@@ -40,6 +40,8 @@ func TestTables(t *testing.T) {
 		{Type: "slept", Time: at, Reason: "idle"},
 		{Type: "memory_reclaimed", Time: at, DurationMS: 310, MemoryBefore: 232 << 20, MemoryAfter: 20 << 20},
 		{Type: "stopped", Time: at, Reason: "memory_pressure", Detail: "0.8 GiB of 24 GiB of memory were available, 5% are required"},
+		{Type: "stopped", Time: at, Reason: "disk_limit", Detail: "it had 10 GiB in 8120 files on its disk; the limit of size basic is 10 GiB in 1000000 files",
+			Disk: &types.DiskUsage{Bytes: 10<<30 + 4096, Files: 8120}, DiskLimit: &types.DiskUsage{Bytes: 10 << 30, Files: 1_000_000}},
 		{Type: "process_exited", Time: at, Process: &killed},
 		{Type: "port_exposed", Time: at, Port: 3000},
 		{Type: "held", Time: at, Until: at.Add(time.Hour)},

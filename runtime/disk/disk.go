@@ -16,6 +16,7 @@ import (
 	"net/rpc/jsonrpc"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -47,6 +48,8 @@ type Config struct {
 	Storage podman.Storage
 	// Folder is the helper's own, on the file system of the storage.
 	Folder string
+	// Run has a folder of each sandbox that its programs may write to.
+	Run string
 	// Node is the id of the node.
 	Node string
 	Log  *slog.Logger
@@ -144,10 +147,44 @@ func (c *Client) Measure(ctx context.Context, id sandbox.ID, snapshot sandbox.Sn
 	return sandbox.DiskUsage(reply.Usage), err
 }
 
-// call calls a method of the helper. When ctx ends, it cancels the copy of the snapshot and
-// returns when the helper has ended it.
+// Usage implements sandbox.Disks.
+func (c *Client) Usage(ctx context.Context, id sandbox.ID, pid int, limit sandbox.DiskUsage) (sandbox.DiskUsage, error) {
+	reply, err := c.callHelper(ctx, "Usage", id, wire.Request{RunFolder: string(id), PID: pid, Limit: wire.Usage(limit)})
+	return sandbox.DiskUsage(reply.Usage), err
+}
+
+// Space implements sandbox.Disks. It needs no helper.
+func (c *Client) Space() ([]sandbox.DiskSpace, error) {
+	var spaces []sandbox.DiskSpace
+	var have []unix.Fsid
+	for _, path := range []string{c.cfg.Storage.GraphRoot, c.cfg.Run} {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(path, &fs); err != nil {
+			return nil, fmt.Errorf("read the free space of %s: %w", path, err)
+		}
+		if slices.Contains(have, fs.Fsid) {
+			continue
+		}
+		have = append(have, fs.Fsid)
+		block := fs.Frsize
+		spaces = append(spaces, sandbox.DiskSpace{
+			Path:  path,
+			Total: sandbox.DiskUsage{Bytes: int64(fs.Blocks) * block, Entries: int64(fs.Files)},
+			Used:  sandbox.DiskUsage{Bytes: int64(fs.Blocks-fs.Bfree) * block, Entries: int64(fs.Files - fs.Ffree)},
+			Free:  sandbox.DiskUsage{Bytes: int64(fs.Bavail) * block, Entries: int64(fs.Ffree)},
+		})
+	}
+	return spaces, nil
+}
+
+// call is callHelper for a method that takes a container, a snapshot or both.
 func (c *Client) call(ctx context.Context, method string, id sandbox.ID, snapshot sandbox.SnapshotID) (wire.Reply, error) {
-	request := wire.Request{Snapshot: string(snapshot)}
+	return c.callHelper(ctx, method, id, wire.Request{Snapshot: string(snapshot)})
+}
+
+// callHelper calls a method of the helper. When ctx ends, it cancels the copy or the measurement and
+// returns when the helper has ended it.
+func (c *Client) callHelper(ctx context.Context, method string, id sandbox.ID, request wire.Request) (wire.Reply, error) {
 	if id != "" {
 		request.Container = podman.ContainerName(id)
 	}
@@ -178,7 +215,7 @@ func (c *Client) call(ctx context.Context, method string, id sandbox.ID, snapsho
 		err = failure{reply}
 	}
 	if id == "" {
-		return reply, fmt.Errorf("snapshot %s: %w", snapshot, err)
+		return reply, fmt.Errorf("snapshot %s: %w", request.Snapshot, err)
 	}
 	return reply, fmt.Errorf("disk of %s: %w", id, err)
 }
@@ -212,6 +249,8 @@ func (f failure) Is(target error) bool {
 		return target == sandbox.ErrSnapshotInUse
 	case wire.Full:
 		return target == sandbox.ErrStoreFull
+	case wire.TooDeep:
+		return target == sandbox.ErrTooDeep
 	}
 	return false
 }
@@ -279,7 +318,7 @@ func (c *Client) start(ctx context.Context) (_ *helper, err error) {
 	var reply wire.Reply
 	configured := h.client.Go(wire.Service+".Configure", wire.Config{
 		GraphRoot: storage.GraphRoot, RunRoot: storage.RunRoot, Driver: storage.Driver, Options: storage.Options,
-		Folder: c.cfg.Folder, Node: c.cfg.Node,
+		Folder: c.cfg.Folder, Run: c.cfg.Run, Node: c.cfg.Node,
 	}, &reply, make(chan *rpc.Call, 1))
 	select {
 	case <-configured.Done:

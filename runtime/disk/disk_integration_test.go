@@ -59,7 +59,7 @@ func open(t testing.TB) (*podman.Engine, *disk.Client, func(testing.TB, sandbox.
 	}
 	folder := filepath.Join(storage.GraphRoot, "doze", node+".disks")
 	disks := disk.New(disk.Config{
-		Helper: program("doze-disk"), NetnsHelper: program("doze-netns"), Storage: storage, Folder: folder, Node: node, Log: log,
+		Helper: program("doze-disk"), NetnsHelper: program("doze-netns"), Storage: storage, Folder: folder, Run: dir, Node: node, Log: log,
 	})
 	t.Cleanup(func() {
 		if err := disks.Close(); err != nil {

@@ -41,6 +41,13 @@ type Config struct {
 	// MemoryInterval is how often the memory is read.
 	MemoryInterval time.Duration
 
+	// DiskReserve are the bytes that stay free on each file system that sandboxes write to: with
+	// less, the node stops the sandbox that grows, and refuses what needs space. 0: a 20th of the
+	// file system, but no more than 2 GiB.
+	DiskReserve int64
+	// DiskInterval is how often the free space is read.
+	DiskInterval time.Duration
+
 	// WakeTimeout bounds one wake; the callers that wait may stop waiting earlier.
 	WakeTimeout time.Duration
 	// CreateTimeout bounds one creation, the pull of its image included.
@@ -59,9 +66,9 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Sizes: map[string]Limits{
-			"lite":     {CPUs: 0.25, Memory: 256 << 20, PIDs: 128, Quotas: DefaultQuotas()},
-			"basic":    {CPUs: 1, Memory: 1 << 30, PIDs: 512, Quotas: DefaultQuotas()},
-			"standard": {CPUs: 2, Memory: 4 << 30, PIDs: 1024, Quotas: DefaultQuotas()},
+			"lite":     {CPUs: 0.25, Memory: 256 << 20, PIDs: 128, Disk: 5 << 30, Files: 500_000, Quotas: DefaultQuotas()},
+			"basic":    {CPUs: 1, Memory: 1 << 30, PIDs: 512, Disk: 10 << 30, Files: 1_000_000, Quotas: DefaultQuotas()},
+			"standard": {CPUs: 2, Memory: 4 << 30, PIDs: 1024, Disk: 20 << 30, Files: 2_000_000, Quotas: DefaultQuotas()},
 		},
 		DefaultSize:   "basic",
 		Images:        Images{Default: "base"},
@@ -74,10 +81,12 @@ func DefaultConfig() Config {
 		// Reading takes 0.1 ms. A program that fills memory at 1 GB/s takes a second for the
 		// reserve of a machine with 20 GB.
 		MemoryInterval: time.Second,
-		WakeTimeout:    time.Minute,
-		CreateTimeout:  15 * time.Minute,
-		StopGrace:      10 * time.Second,
-		MaxSandboxes:   20_000,
+		// Reading takes 10 µs. A disk that takes 2 GB/s is filled by no more than 2 GB meanwhile.
+		DiskInterval:  time.Second,
+		WakeTimeout:   time.Minute,
+		CreateTimeout: 15 * time.Minute,
+		StopGrace:     10 * time.Second,
+		MaxSandboxes:  20_000,
 		// A page and its assets make about 100 concurrent requests; a burst of
 		// 1,000 visitors to one sleeping sandbox must all get a response.
 		MaxWaiters:           16_384,
@@ -91,6 +100,8 @@ const (
 	minCPUs   = 0.01 // the kernel's: 1 ms of every 100 ms
 	minMemory = 32 << 20
 	minPIDs   = 16
+	minDisk   = 16 << 20 // logs of processes
+	minFiles  = 100
 )
 
 // enough returns an error if a sandbox could not run within the limits.
@@ -103,6 +114,8 @@ func (l Limits) enough(size string) error {
 		{"cpus", l.CPUs, minCPUs, "at least 0.01"},
 		{"memory", float64(l.Memory), minMemory, "at least 32MiB"},
 		{"pids", float64(l.PIDs), minPIDs, "at least 16"},
+		{"disk", float64(l.Disk), minDisk, "at least 16MiB"},
+		{"files", float64(l.Files), minFiles, "at least 100"},
 	} {
 		if limit.value != 0 && limit.value < limit.least {
 			return &InvalidError{
@@ -123,7 +136,7 @@ func (c Config) Validate() error {
 		return &InvalidError{Field: "default_size", Reason: fmt.Sprintf("%q is not configured", c.DefaultSize), Want: "it must be one of " + sizeNames(c.Sizes)}
 	}
 	for name, l := range c.Sizes {
-		if l.CPUs < 0 || l.Memory < 0 || l.PIDs < 0 {
+		if l.CPUs < 0 || l.Memory < 0 || l.PIDs < 0 || l.Disk < 0 || l.Files < 0 {
 			return &InvalidError{Field: "size " + name, Reason: "a limit is negative", Want: "limits are positive, or 0 for none"}
 		}
 		if err := cmp.Or(l.enough(name), l.Quotas.validate(name)); err != nil {
@@ -135,13 +148,16 @@ func (c Config) Validate() error {
 		value int64
 	}{{"wake_timeout", int64(c.WakeTimeout)}, {"create_timeout", int64(c.CreateTimeout)}, {"max_sandboxes", int64(c.MaxSandboxes)},
 		{"max_waiters", int64(c.MaxWaiters)}, {"max_waiters_per_sandbox", int64(c.MaxWaitersPerSandbox)},
-		{"memory_interval", int64(c.MemoryInterval)}} {
+		{"memory_interval", int64(c.MemoryInterval)}, {"disk_interval", int64(c.DiskInterval)}} {
 		if n.value <= 0 {
 			return &InvalidError{Field: n.field, Reason: "is not positive", Want: "leave it out for the default"}
 		}
 	}
 	if c.StopGrace < 0 {
 		return &InvalidError{Field: "stop_grace_period", Reason: "is negative", Want: "0 or more"}
+	}
+	if c.DiskReserve < 0 {
+		return &InvalidError{Field: "disk_reserve", Reason: "is negative", Want: "leave it out for the default"}
 	}
 	if c.IdleCPU < 0 {
 		return &InvalidError{Field: "idle_cpu", Reason: "is negative", Want: "0 or more"}

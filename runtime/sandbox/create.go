@@ -41,7 +41,7 @@ type CreateRequest struct {
 //
 // Errors: *InvalidError (of an image also ErrImageNotAllowed), *ConflictError when the name
 // exists with another image or size, ErrDestroyed while the sandbox with that name is being
-// destroyed, ErrTooManySandboxes, ErrImageMissing, or a *WakeError with the reason why it
+// destroyed, ErrTooManySandboxes, ErrStoreFull, ErrImageMissing, or a *WakeError with the reason why it
 // did not start. After an error nothing is left of the sandbox.
 func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, created bool, err error) {
 	b, created, err := m.findOrClaim(req)
@@ -193,6 +193,9 @@ func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 	}
 	if len(m.sandboxes) >= m.config().MaxSandboxes {
 		return nil, false, fmt.Errorf("%w (%d)", ErrTooManySandboxes, m.config().MaxSandboxes)
+	}
+	if err := m.CheckSpace(); err != nil {
+		return nil, false, err
 	}
 	for m.sandboxes[sb.ID] != nil || m.quarantined[sb.ID] != nil {
 		sb.ID = NewID()

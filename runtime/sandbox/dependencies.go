@@ -15,6 +15,8 @@ type Limits struct {
 	CPUs   float64 `json:"cpus,omitempty"`   // cores, such as 0.25
 	Memory int64   `json:"memory,omitempty"` // bytes
 	PIDs   int64   `json:"pids,omitempty"`   // processes and threads
+	Disk   int64   `json:"disk,omitempty"`   // bytes beyond its image or snapshot
+	Files  int64   `json:"files,omitempty"`  // files, folders and links beyond these
 	Quotas
 }
 
@@ -175,6 +177,22 @@ type Disks interface {
 	// Measure returns the usage of a snapshot without its parents, or of the disk of a
 	// container if id is not empty.
 	Measure(ctx context.Context, id ID, snapshot SnapshotID) (DiskUsage, error)
+	// Usage returns all that a container has on the node's file systems: its disk, its run
+	// folder, and deleted files that its processes have open. pid is its first process; 0: it
+	// does not run. Counting stops beyond the limit, 0 for none; the usage that it returns then
+	// exceeds the limit. It has the lowest priority. Folders that are nested too deep to be
+	// measured return ErrTooDeep (wrapped).
+	Usage(ctx context.Context, id ID, pid int, limit DiskUsage) (DiskUsage, error)
+	// Space returns the space of each file system that containers write to, always in the same
+	// order. It takes microseconds.
+	Space() ([]DiskSpace, error)
+}
+
+// DiskSpace is the space of a file system. Entries are its inodes, all 0 if their number has no
+// bound.
+type DiskSpace struct {
+	Path              string // of a folder of the node there
+	Total, Used, Free DiskUsage
 }
 
 // Network reaches into a sandbox.

@@ -41,6 +41,8 @@ var (
 	ErrImageMissing = errors.New("image is missing and could not be pulled")
 	// ErrEngineDown is returned by an Engine that does not respond.
 	ErrEngineDown = errors.New("the container engine does not respond")
+	// ErrTooDeep is returned by Disks for a disk that cannot be measured.
+	ErrTooDeep = errors.New("folders are nested too deep")
 	// ErrStoreFull is returned by a Store whose disk is full, and when the disk has no
 	// space for the files that a new container needs.
 	ErrStoreFull = errors.New("no space left for the node's data")

@@ -57,6 +57,28 @@ func (m *Manager) ConnectKernel(id ID, c Context) error {
 // reports whether that is due.
 func (m *Manager) Relieve() (again bool) { return m.relieve(m.ctx) }
 
+// WatchDisks does what is due when DiskInterval has passed.
+func (m *Manager) WatchDisks() {
+	m.pollDisks()
+	m.measureDue(m.ctx)
+}
+
+// MeasuredLongAgo makes the periodic measurement of a sandbox due.
+func (m *Manager) MeasuredLongAgo(id ID) {
+	b := m.liveByID(id)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.disk.measured = b.disk.measured.Add(-diskPeriod)
+}
+
+// TryAgain ends the pause after a failed measurement.
+func (m *Manager) TryAgain(id ID) {
+	b := m.liveByID(id)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.disk.notBefore = time.Time{}
+}
+
 // StopForMemory stops a sandbox that was chosen because memory is short.
 func (m *Manager) StopForMemory(id ID) error {
 	return m.liveByID(id).stop(m.ctx, modePressure, ending{reason: ReasonMemoryPressure})

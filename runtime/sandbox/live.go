@@ -70,6 +70,7 @@ type liveSandbox struct {
 	endWatch   context.CancelFunc // ends the watcher of this run of the guest
 	drained    chan struct{}      // closed when that watcher has read all events
 	kernels    kernels
+	disk       diskState
 	trusts     string // digest of the CAs that this run of the guest has
 
 	eventMu   sync.Mutex // held while an event is sent, so that events keep their order; guards:

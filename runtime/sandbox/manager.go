@@ -60,6 +60,7 @@ type Manager struct {
 	memoryFailed atomic.Bool                 // the last read failed
 	reclaims     reclaims
 	pressure     pressure
+	disks        diskWatch
 
 	messages *quota.Pool // memory for messages of kernels
 

@@ -18,6 +18,7 @@ type metrics struct {
 	reclaimBytes  *prometheus.CounterVec
 	pressureStops *prometheus.CounterVec
 	underPressure prometheus.Gauge
+	diskStops     *prometheus.CounterVec
 }
 
 // A warm wake takes about 0.1 ms, a cold one 50 ms and more.
@@ -30,6 +31,10 @@ var (
 	waitersDesc     = prometheus.NewDesc("doze_wake_waiters", "Callers that wait for a wake.", nil, nil)
 	cpuDesc         = prometheus.NewDesc("doze_sandbox_cpu_seconds_total", "CPU time of a sandbox since its cgroup was made.", []string{"sandbox", "sandbox_name"}, nil)
 	availableDesc   = prometheus.NewDesc("doze_memory_available_bytes", "Memory that is left to the node and its sandboxes.", nil, nil)
+	freeDiskDesc    = prometheus.NewDesc("doze_disk_free_bytes", "Free space of the file systems that sandboxes write to, by a folder there.", []string{"path"}, nil)
+	freeFilesDesc   = prometheus.NewDesc("doze_disk_free_inodes", "Free inodes of these file systems.", []string{"path"}, nil)
+	shortDiskDesc   = prometheus.NewDesc("doze_disk_short", "Whether a file system has less free space than the reserve: 0 or 1.", nil, nil)
+	diskDesc        = prometheus.NewDesc("doze_sandbox_disk_bytes", "Disk of a sandbox as last measured, without its image or snapshot.", []string{"sandbox", "sandbox_name"}, nil)
 	memoryDesc      = prometheus.NewDesc("doze_sandbox_memory_bytes", "Memory of a sandbox that runs or is asleep.", []string{"sandbox", "sandbox_name"}, nil)
 )
 
@@ -59,6 +64,9 @@ func newMetrics() *metrics {
 		underPressure: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "doze_memory_pressure", Help: "Whether memory is short: 0 or 1.",
 		}),
+		diskStops: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "doze_disk_stops_total", Help: "Sandboxes that were stopped because of their disk.",
+		}, []string{"reason"}),
 	}
 }
 
@@ -82,7 +90,7 @@ func (s *metrics) woke(kind WakeKind, cause Cause, took time.Duration) {
 
 // collectors are the metrics that are counted as they happen.
 func (s *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{s.wakes, s.wakeSeconds, s.wakeFailures, s.engineErrors, s.events, s.reclaimBytes, s.pressureStops, s.underPressure}
+	return []prometheus.Collector{s.wakes, s.wakeSeconds, s.wakeFailures, s.engineErrors, s.events, s.reclaimBytes, s.pressureStops, s.underPressure, s.diskStops}
 }
 
 // Describe implements prometheus.Collector.
@@ -90,7 +98,7 @@ func (m *Manager) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range m.metrics.collectors() {
 		c.Describe(ch)
 	}
-	for _, desc := range []*prometheus.Desc{sandboxesDesc, cpuDesc, memoryDesc, leasesDesc, waitersDesc, quarantinedDesc, availableDesc} {
+	for _, desc := range []*prometheus.Desc{sandboxesDesc, cpuDesc, memoryDesc, leasesDesc, waitersDesc, quarantinedDesc, availableDesc, freeDiskDesc, freeFilesDesc, shortDiskDesc, diskDesc} {
 		ch <- desc
 	}
 }
@@ -116,6 +124,7 @@ func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	m.mu.RUnlock()
 	ch <- prometheus.MustNewConstMetric(quarantinedDesc, prometheus.GaugeValue, float64(quarantined))
 	m.collectUsage(ch, live)
+	m.collectDisks(ch)
 	for state, n := range states {
 		ch <- prometheus.MustNewConstMetric(sandboxesDesc, prometheus.GaugeValue, float64(n), string(state))
 	}
@@ -136,12 +145,30 @@ func (m *Manager) collectUsage(ch chan<- prometheus.Metric, live []*liveSandbox)
 	ctx, cancel := context.WithTimeout(context.Background(), collectLimit)
 	defer cancel()
 	for _, b := range live {
-		name := b.view.Load().Name
+		sb := b.view.Load()
+		name := sb.Name
+		ch <- prometheus.MustNewConstMetric(diskDesc, prometheus.GaugeValue, float64(sb.Disk.Bytes), string(b.id), name)
 		if cpu, err := m.deps.Freezer.CPUTime(ctx, b.id); err == nil {
 			ch <- prometheus.MustNewConstMetric(cpuDesc, prometheus.CounterValue, cpu.Seconds(), string(b.id), name)
 		}
 		if memory, err := m.deps.Freezer.Memory(ctx, b.id); err == nil {
 			ch <- prometheus.MustNewConstMetric(memoryDesc, prometheus.GaugeValue, float64(memory), string(b.id), name)
 		}
+	}
+}
+
+// collectDisks collects the free space as last read.
+func (m *Manager) collectDisks(ch chan<- prometheus.Metric) {
+	short := 0.0
+	if m.disks.short.Load() != nil {
+		short = 1
+	}
+	ch <- prometheus.MustNewConstMetric(shortDiskDesc, prometheus.GaugeValue, short)
+	m.disks.polling.Lock()
+	spaces := m.disks.last
+	m.disks.polling.Unlock()
+	for _, s := range spaces {
+		ch <- prometheus.MustNewConstMetric(freeDiskDesc, prometheus.GaugeValue, float64(s.Free.Bytes), s.Path)
+		ch <- prometheus.MustNewConstMetric(freeFilesDesc, prometheus.GaugeValue, float64(s.Free.Entries), s.Path)
 	}
 }

@@ -26,6 +26,7 @@ const (
 // be closed. The caller closes the Uplink after the Manager.
 func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.uplink = uplink
+	m.pollDisks() // writes count from now on
 	containers, err := m.deps.Engine.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list the engine's containers: %w", err)
@@ -71,6 +72,7 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.started = true
 	m.mu.Unlock()
 	m.spawn(m.maintainSnapshots)
+	m.spawn(m.watchDisks)
 	if m.deps.Memory != nil {
 		m.spawn(m.watchMemory)
 	}
@@ -231,7 +233,8 @@ func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 		}
 	}
 	if before.State == StateStopped { // the node died in the middle of a cold wake
-		b.change(func(sb *Sandbox) { sb.StartedAt, sb.Limits = time.Now().UTC(), b.limits() })
+		limits := b.limits()
+		b.change(func(sb *Sandbox) { sb.beginRun(limits) })
 	}
 	if err := b.adoptGuest(ctx, deathWait); err != nil {
 		return err

@@ -30,6 +30,8 @@ type ending struct {
 	reason  StateReason
 	failure string // of the error that ended it; empty without one
 	detail  string // the measurement that led to it, for people; may be empty
+	// disk and diskLimit are the same for programs, of a stop because of its disk.
+	disk, diskLimit DiskUsage
 }
 
 // Sleep puts the sandbox to sleep and returns it. A sandbox whose memory does not persist
@@ -319,7 +321,7 @@ func (b *liveSandbox) ended(why ending) {
 	b.change(func(sb *Sandbox) { sb.endRun(why.reason) })
 	b.setState(StateStopped, why.reason)
 	b.arm() // it may expire
-	b.emit(Event{Type: EventStopped, Reason: why.reason, Error: why.failure, Detail: why.detail})
+	b.emit(Event{Type: EventStopped, Reason: why.reason, Error: why.failure, Detail: why.detail, Disk: why.disk, DiskLimit: why.diskLimit})
 }
 
 // kill ends the container of a sandbox that is marked as stopped. After a failure runCheck

@@ -156,6 +156,9 @@ func (b *liveSandbox) snapshot(ctx context.Context, req SnapshotRequest) (Snapsh
 
 // claimSnapshot reserves name and record of a new snapshot.
 func (m *Manager) claimSnapshot(ctx context.Context, b *liveSandbox, req SnapshotRequest) (Snapshot, error) {
+	if err := m.CheckSpace(); err != nil {
+		return Snapshot{}, err
+	}
 	sb := b.sandbox()
 	now := time.Now().UTC()
 	s := Snapshot{ID: SnapshotID(NewID()), Name: req.Name, Owner: sb.Owner, Sandbox: b.id, CreatedAt: now, Progress: snapshotCopying, Origin: sb.template()}
@@ -335,6 +338,7 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 	if err := b.m.deps.Engine.Create(ctx, spec); err != nil {
 		return fmt.Errorf("create its container from %s: %w", sb.diskRef(), fullDisk(err))
 	}
+	b.emptyDisk()
 	// Before anything is written to the new disk: another rebase would discard that.
 	return b.changeSaved(ctx, func(sb *Sandbox) { sb.Rebase = false }, func(sb *Sandbox) { sb.Rebase = true })
 }

@@ -48,6 +48,8 @@ const (
 	ReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 	ReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
 	ReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
+	ReasonDiskLimit         StateReason = "disk_limit"         // killed: it exceeded the limit of its disk
+	ReasonDiskPressure      StateReason = "disk_pressure"      // killed: the node's disk was nearly full, and it grew most
 	ReasonRetention         StateReason = "retention"          // snapshot deleted by its MaxAge or RetainLast
 )
 
@@ -130,11 +132,17 @@ type Sandbox struct {
 	Condition Condition `json:"condition,omitzero"`
 	// StartedAt is when its container last started: each cold wake changes it,
 	// and connections from before it are dead.
-	StartedAt time.Time       `json:"started_at,omitzero"`
-	Limits    Limits          `json:"limits,omitzero"` // of its size when it last started
-	HoldUntil time.Time       `json:"hold_until,omitzero"`
-	Ports     []Port          `json:"ports,omitempty"`
-	Processes []guest.Process `json:"processes,omitempty"` // as last known
+	StartedAt time.Time `json:"started_at,omitzero"`
+	Limits    Limits    `json:"limits,omitzero"` // of its size when it last started
+	// Disk is the usage of its disk as last measured, DiskAllowance the most that it may have in
+	// this run; 0: no limit. DiskStops counts the times that it exceeded the allowance since it
+	// was last within the limits of its size.
+	Disk          DiskUsage       `json:"disk,omitzero"`
+	DiskAllowance DiskUsage       `json:"disk_allowance,omitzero"`
+	DiskStops     int             `json:"disk_stops,omitempty"`
+	HoldUntil     time.Time       `json:"hold_until,omitzero"`
+	Ports         []Port          `json:"ports,omitempty"`
+	Processes     []guest.Process `json:"processes,omitempty"` // as last known
 	// Terminals are as last known: those that run, and the last ones that ended.
 	Terminals []Terminal `json:"terminals,omitempty"`
 	// Sessions are as last known: those whose shell runs, that were lost, and the last ones
@@ -317,6 +325,9 @@ type Event struct {
 	Snapshot   SnapshotID       `json:"snapshot,omitempty"` // snapshotted, restored, snapshot_deleted; created: that it began with
 	Bytes      int64            `json:"bytes,omitempty"`    // snapshotted, restored, forked, snapshot_deleted: what the snapshot adds to its base, if that is known
 	Forks      int              `json:"forks,omitempty"`    // forked: how many sandboxes
+	// Disk and DiskLimit are the usage and the most that was allowed: stopped, because of its disk.
+	Disk      DiskUsage `json:"disk,omitzero"`
+	DiskLimit DiskUsage `json:"disk_limit,omitzero"`
 	// MemoryBefore and MemoryAfter are the bytes that the sandbox held: memory_reclaimed.
 	MemoryBefore int64 `json:"memory_before,omitempty"`
 	MemoryAfter  int64 `json:"memory_after,omitempty"`

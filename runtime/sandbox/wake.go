@@ -307,6 +307,7 @@ func (b *liveSandbox) start(ctx context.Context) error {
 		if err := b.m.deps.Engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {
 			return fmt.Errorf("create its container: %w", fullDisk(err))
 		}
+		b.emptyDisk()
 		c, err = b.m.deps.Engine.Start(ctx, b.id, limits)
 	}
 	if err != nil {
@@ -314,7 +315,8 @@ func (b *liveSandbox) start(ctx context.Context) error {
 	}
 	b.leftover.Store(false)
 	b.pid.Store(int64(c.PID))
-	b.change(func(sb *Sandbox) { sb.StartedAt, sb.Limits = time.Now().UTC(), limits })
+	b.change(func(sb *Sandbox) { sb.beginRun(limits) })
+	b.beginDiskRun()
 	// While the guest starts.
 	if err := b.attach(ctx); err != nil {
 		return err

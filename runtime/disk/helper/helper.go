@@ -35,7 +35,7 @@ func Serve(fd uintptr) error {
 	file.Close()
 	syscall.Umask(0)
 	server := rpc.NewServer()
-	if err := server.RegisterName(wire.Service, &Disks{copies: map[string]*copying{}}); err != nil {
+	if err := server.RegisterName(wire.Service, &Disks{copies: map[string]*copying{}, measurements: map[wire.Request]context.CancelFunc{}}); err != nil {
 		return err
 	}
 	server.ServeCodec(jsonrpc.NewServerCodec(conn))
@@ -52,6 +52,8 @@ type Disks struct {
 
 	mu     sync.Mutex
 	copies map[string]*copying // by snapshot
+	// measurements under way, by Container and Snapshot
+	measurements map[wire.Request]context.CancelFunc
 
 	trash trash
 }
@@ -102,6 +104,8 @@ func (d *Disks) respond(reply *wire.Reply, f func() error) error {
 		reply.Code = wire.NoContainer
 	case errors.Is(err, errInUse):
 		reply.Code = wire.InUse
+	case errors.Is(err, tree.ErrTooDeep):
+		reply.Code = wire.TooDeep
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		reply.Code = wire.Full
 	}
@@ -175,12 +179,15 @@ func (d *Disks) end(snapshot string) *copying {
 	return c
 }
 
-// Cancel ends the copy of a snapshot, whose calls then fail.
+// Cancel ends the copy of a snapshot, or a measurement, whose calls then fail.
 func (d *Disks) Cancel(r wire.Request, reply *wire.Reply) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if c := d.copies[r.Snapshot]; c != nil {
 		c.end()
+	}
+	if end := d.measurements[measured(r)]; end != nil {
+		end()
 	}
 	return nil
 }
@@ -198,24 +205,6 @@ func (d *Disks) Capture(r wire.Request, reply *wire.Reply) error {
 			}
 		}
 		usage, err := c.tree.Complete(c.ctx)
-		reply.Usage = wire.Usage(usage)
-		return err
-	})
-}
-
-// Measure returns the usage of the disk of a snapshot, or of a container if the request names
-// one.
-func (d *Disks) Measure(r wire.Request, reply *wire.Reply) error {
-	return d.respond(reply, func() error {
-		id := d.layerID(r.Snapshot)
-		if r.Container != "" {
-			base, err := d.disk(r.Container)
-			if err != nil {
-				return err
-			}
-			id = base.layer.ID
-		}
-		usage, err := tree.Measure(context.Background(), d.files(id))
 		reply.Usage = wire.Usage(usage)
 		return err
 	})

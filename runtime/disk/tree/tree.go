@@ -140,7 +140,7 @@ func (c *Copy) Complete(ctx context.Context) (Usage, error) {
 
 // Measure returns the usage of the tree at path, which may change meanwhile. It uses no other
 // thread than the caller's. It stops when the usage exceeds the limit, which it then returns
-// exceeded; 0 is no limit.
+// exceeded; 0: none.
 func Measure(ctx context.Context, path string, limit Usage) (Usage, error) {
 	fd, err := openFolder(unix.AT_FDCWD, path)
 	if err != nil {

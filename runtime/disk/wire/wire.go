@@ -12,6 +12,7 @@ const (
 	NoContainer Code = "no_container"
 	InUse       Code = "in_use"
 	Full        Code = "full"
+	TooDeep     Code = "too_deep"
 )
 
 // Config of a helper: the storage of Podman, as `podman info` reports it.
@@ -20,6 +21,8 @@ type Config struct {
 	Options                    []string
 	// Folder is the helper's own, on the file system of GraphRoot.
 	Folder string
+	// Run has a folder of each container that its programs may write to, named by its sandbox.
+	Run string
 	// Node is the id of the node, whose snapshots no other node changes.
 	Node string
 }
@@ -28,6 +31,10 @@ type Config struct {
 type Request struct {
 	Container string // Podman's name
 	Snapshot  string
+	// Of Usage:
+	RunFolder string // in Config.Run
+	PID       int    // of the first process; 0: none
+	Limit     Usage  // beyond which counting stops; 0: none
 }
 
 // Reply to a Request.

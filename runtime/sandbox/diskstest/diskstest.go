@@ -37,6 +37,8 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"DiscardEmptiesTheDisk", discard},
 		{"DeleteSparesSnapshotsInUse", deletion},
 		{"DeleteRemovesUnfinishedSnapshots", unfinished},
+		{"UsageGrowsWithTheDiskAndStopsBeyondALimit", usage},
+		{"SpaceIsOfFileSystems", space},
 		{"UnknownContainersAreErrors", unknown},
 		{"EndedContextEndsTheCall", endedContext},
 	} {
@@ -226,12 +228,58 @@ func unfinished(s *suite) {
 	}
 }
 
+func usage(s *suite) {
+	id := s.create("")
+	measure := func(limit sandbox.DiskUsage) sandbox.DiskUsage {
+		s.Helper()
+		u, err := s.Disks.Usage(s.ctx, id, 0, limit)
+		s.must(err)
+		return u
+	}
+	none := measure(sandbox.DiskUsage{})
+	for _, name := range []string{"a", "b", "c"} {
+		s.Write(s, id, name, name)
+	}
+	all := measure(sandbox.DiskUsage{})
+	if all.Entries < none.Entries+3 || all.Bytes < none.Bytes+3*512 {
+		s.Errorf("an empty disk has %s, one with three files %s", none, all)
+	}
+	if got := measure(all); got != all {
+		s.Errorf("with a limit that it does not exceed: %s, want %s", got, all)
+	}
+	if got := measure(sandbox.DiskUsage{Entries: 2}); got.Entries <= 2 {
+		s.Errorf("limit 2 files: %s", got)
+	}
+	if got := measure(sandbox.DiskUsage{Bytes: 1}); got.Bytes <= 1 {
+		s.Errorf("limit 1 byte: %s", got)
+	}
+	snapshot := s.publish(id)
+	if u, err := s.Disks.Usage(s.ctx, s.create(snapshot), 0, sandbox.DiskUsage{}); err != nil || u.Entries > none.Entries {
+		s.Errorf("a new disk based on a snapshot: %s, %v; want %s", u, err, none)
+	}
+}
+
+func space(s *suite) {
+	spaces, err := s.Disks.Space()
+	s.must(err)
+	if len(spaces) == 0 {
+		s.Error("no file system")
+	}
+	for _, space := range spaces {
+		if space.Path == "" || space.Total.Bytes <= 0 || space.Free.Bytes > space.Total.Bytes || space.Used.Bytes > space.Total.Bytes ||
+			space.Free.Bytes < 0 || space.Used.Bytes < 0 || space.Free.Entries > space.Total.Entries || space.Used.Entries < 0 {
+			s.Errorf("%+v", space)
+		}
+	}
+}
+
 func unknown(s *suite) {
 	id, snapshot := sandbox.NewID(), s.snapshot()
 	_, captured := s.Disks.Capture(s.ctx, id, snapshot)
 	_, measured := s.Disks.Measure(s.ctx, id, "")
+	_, used := s.Disks.Usage(s.ctx, id, 0, sandbox.DiskUsage{})
 	for name, err := range map[string]error{
-		"prefetch": s.Disks.Prefetch(s.ctx, id, snapshot), "capture": captured, "measure": measured,
+		"usage": used, "prefetch": s.Disks.Prefetch(s.ctx, id, snapshot), "capture": captured, "measure": measured,
 		"move": s.Disks.Move(s.ctx, id, snapshot), "discard": s.Disks.Discard(s.ctx, id),
 	} {
 		if !errors.Is(err, sandbox.ErrNoContainer) {
@@ -246,6 +294,9 @@ func endedContext(s *suite) {
 	cancel()
 	if err := s.Disks.Prefetch(ctx, id, snapshot); !errors.Is(err, context.Canceled) {
 		s.Errorf("prefetch: %v", err)
+	}
+	if _, err := s.Disks.Usage(ctx, id, 0, sandbox.DiskUsage{}); !errors.Is(err, context.Canceled) {
+		s.Errorf("usage: %v", err)
 	}
 	expired, cancel := context.WithDeadline(s.ctx, time.Now().Add(-time.Second))
 	defer cancel()

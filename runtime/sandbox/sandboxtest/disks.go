@@ -11,10 +11,37 @@ import (
 
 // Disks is a sandbox.Disks of an Engine's containers, whose disks are maps. It can be made to
 // fail and to hang, by operation: "prefetch", "capture", "publish", "move", "discard", "delete",
-// "measure".
+// "measure", "usage", "space". It has one file system, of 1 TiB and 100 million inodes, where nothing
+// but its containers uses any unless a test changes that.
 type Disks struct {
 	Faults
 	engine *Engine
+	used   sandbox.DiskUsage // by others; guarded by engine.mu
+	usages int               // calls of Usage; guarded by engine.mu
+}
+
+// Use adds what others than the containers use.
+func (d *Disks) Use(u sandbox.DiskUsage) {
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	d.used.Bytes += u.Bytes
+	d.used.Entries += u.Entries
+}
+
+// Usages counts the calls of Usage.
+func (d *Disks) Usages() int {
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	return d.usages
+}
+
+// Grow adds to what is on the disk of a container.
+func (e *Engine) Grow(id sandbox.ID, u sandbox.DiskUsage) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := e.containers[id]
+	c.grown.Bytes += u.Bytes
+	c.grown.Entries += u.Entries
 }
 
 // snapshot is a disk; published ones are images of the Engine.
@@ -85,6 +112,11 @@ func (d *Disks) add(c *container, id sandbox.SnapshotID, published bool) sandbox
 	return usageOf(files)
 }
 
+func (c *container) usage() sandbox.DiskUsage {
+	u := usageOf(c.files)
+	return sandbox.DiskUsage{Bytes: u.Bytes + c.grown.Bytes, Entries: u.Entries + c.grown.Entries}
+}
+
 func usageOf(files map[string]string) sandbox.DiskUsage {
 	return sandbox.DiskUsage{Bytes: int64(len(files)) * 4096, Entries: 1 + int64(len(files))} // with the root folder
 }
@@ -125,7 +157,7 @@ func (d *Disks) Publish(ctx context.Context, _ sandbox.ID, snapshot sandbox.Snap
 func (d *Disks) Move(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
 	return d.onIdleDisk(ctx, "move", id, func(c *container) error {
 		d.add(c, snapshot, true)
-		c.files = map[string]string{}
+		c.files, c.grown = map[string]string{}, sandbox.DiskUsage{}
 		return nil
 	})
 }
@@ -141,7 +173,7 @@ func (d *Disks) Moved(ctx context.Context, snapshot sandbox.SnapshotID) (bool, e
 // Discard implements sandbox.Disks.
 func (d *Disks) Discard(ctx context.Context, id sandbox.ID) error {
 	return d.onIdleDisk(ctx, "discard", id, func(c *container) error {
-		c.files = map[string]string{}
+		c.files, c.grown = map[string]string{}, sandbox.DiskUsage{}
 		return nil
 	})
 }
@@ -166,7 +198,7 @@ func (d *Disks) Delete(ctx context.Context, snapshot sandbox.SnapshotID) error {
 func (d *Disks) Measure(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) (usage sandbox.DiskUsage, err error) {
 	if id != "" {
 		err = d.onDisk(ctx, "measure", id, func(c *container) error {
-			usage = usageOf(c.files)
+			usage = c.usage()
 			return nil
 		})
 		return usage, err
@@ -180,6 +212,43 @@ func (d *Disks) Measure(ctx context.Context, id sandbox.ID, snapshot sandbox.Sna
 		usage = usageOf(s.files)
 	}
 	return usage, nil
+}
+
+// Usage implements sandbox.Disks.
+func (d *Disks) Usage(ctx context.Context, id sandbox.ID, _ int, limit sandbox.DiskUsage) (usage sandbox.DiskUsage, err error) {
+	d.engine.mu.Lock()
+	d.usages++
+	d.engine.mu.Unlock()
+	err = d.onDisk(ctx, "usage", id, func(c *container) error {
+		usage = c.usage()
+		if limit.Bytes > 0 && usage.Bytes > limit.Bytes { // it stops counting
+			usage.Bytes = limit.Bytes + 1
+		}
+		if limit.Entries > 0 && usage.Entries > limit.Entries {
+			usage.Entries = limit.Entries + 1
+		}
+		return nil
+	})
+	return usage, err
+}
+
+// Space implements sandbox.Disks.
+func (d *Disks) Space() ([]sandbox.DiskSpace, error) {
+	if err := d.begin(context.Background(), "space"); err != nil {
+		return nil, err
+	}
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	used := d.used
+	for _, c := range d.engine.containers {
+		u := c.usage()
+		used.Bytes += u.Bytes
+		used.Entries += u.Entries
+	}
+	total := sandbox.DiskUsage{Bytes: 1 << 40, Entries: 100_000_000}
+	return []sandbox.DiskSpace{{
+		Path: "/disks", Total: total, Used: used, Free: sandbox.DiskUsage{Bytes: total.Bytes - used.Bytes, Entries: total.Entries - used.Entries},
+	}}, nil
 }
 
 var _ sandbox.Disks = (*Disks)(nil)

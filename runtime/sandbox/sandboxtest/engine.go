@@ -47,6 +47,7 @@ type container struct {
 	made   time.Time
 	// files are on its disk, base below it.
 	files, base map[string]string
+	grown       sandbox.DiskUsage // on its disk, beyond files
 }
 
 // NewEngine returns an Engine without containers; its guests end with the test.

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -72,11 +73,20 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 	cfg.Images.Names = map[string]string{"base": "localhost/doze/base:latest", "other": "localhost/doze/other:latest"}
 	cfg.SleepAfter, cfg.StopAfter = 0, 0
 	cfg.MemoryInterval = time.Hour // see Manager.Relieve
+	cfg.DiskInterval = time.Hour   // see Manager.WatchDisks
 	if configure != nil {
 		configure(&cfg)
 	}
 	engine := NewEngine(t)
 	return &Node{Engine: engine, Disks: engine.Disks(), Freezer: NewFreezer(), Memory: NewMemory(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
+}
+
+// Reconfigure changes the configuration, as a reload does.
+func (n *Node) Reconfigure(t testing.TB, change func(*sandbox.Config)) {
+	t.Helper()
+	n.config.Sizes = maps.Clone(n.config.Sizes)
+	change(&n.config)
+	testkit.NoError(t, "Configure", n.Manager.Configure(n.config))
 }
 
 // Restart starts a new Manager with the dependencies of the previous one.

@@ -1,0 +1,182 @@
+package sandbox_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
+)
+
+// The fake has 1 TiB: the reserve is 2 GiB, and the shortage ends at 2.5 GiB. It has 100,000,000
+// inodes: 100,000 are reserved.
+const reserve = 2 << 30
+
+// openUnlimited opens a node whose sandboxes have no limits of their own.
+func openUnlimited(t *testing.T) *sandboxtest.Node {
+	t.Helper()
+	return sandboxtest.Open(t, func(c *sandbox.Config) { c.Sizes["basic"] = sandbox.Limits{} })
+}
+
+// setFree makes others than the sandboxes use all but so many bytes.
+func setFree(n *sandboxtest.Node, free int64) {
+	spaces, _ := n.Disks.Space()
+	n.Disks.Use(sandbox.DiskUsage{Bytes: spaces[0].Free.Bytes - free})
+}
+
+func TestSandboxThatGrewMostIsStoppedWhenTheDiskIsShort(t *testing.T) {
+	for _, files := range []bool{false, true} {
+		n := openUnlimited(t)
+		usage := func(part int64) sandbox.DiskUsage {
+			if files {
+				return sandbox.DiskUsage{Entries: part * 1000}
+			}
+			return sandbox.DiskUsage{Bytes: part * 16 * mib}
+		}
+		ids := []sandbox.ID{}
+		for _, name := range []string{"idle", "small", "most", "asleep"} {
+			ids = append(ids, create(t, n.Manager, name).ID)
+		}
+		n.Engine.Grow(ids[3], usage(9000))
+		mustSleep(t, n.Manager, ids[3])
+		n.Manager.WatchDisks()
+		if files {
+			spaces, _ := n.Disks.Space()
+			n.Disks.Use(sandbox.DiskUsage{Entries: spaces[0].Free.Entries - 100_000})
+		} else {
+			setFree(n, reserve)
+		}
+		events := subscribe(t, n.Manager, ids[2])
+		n.Manager.WatchDisks()
+		if err := n.Manager.CheckSpace(); err != nil {
+			t.Errorf("with the reserve: %v", err)
+		}
+		n.Engine.Grow(ids[1], usage(1))
+		n.Engine.Grow(ids[2], usage(3))
+		n.Manager.WatchDisks()
+		expectStates(t, n, ids, "running running stopped asleep")
+		ev := nextEvent(t, events, sandbox.EventStopped)
+		want := "/disks had 1.9 GiB free, 2.0 GiB are reserved, and of all that ran it had grown most: by 48 MiB"
+		if files {
+			want = "/disks had 96000 free inodes, 100000 are reserved, and of all that ran it had grown most: by 3001 files"
+		}
+		if ev.Reason != sandbox.ReasonDiskPressure || ev.Detail != want {
+			t.Errorf("event %+v; want the detail %q", ev, want)
+		}
+		// It is short still; no other is stopped for that, but for what it writes.
+		for range 3 {
+			n.Manager.WatchDisks()
+		}
+		expectStates(t, n, ids, "running running stopped asleep")
+		n.Engine.Grow(ids[0], usage(2))
+		n.Manager.WatchDisks()
+		expectStates(t, n, ids, "stopped running stopped asleep")
+		if got := counted(t, n, "doze_disk_stops_total", "disk_pressure"); got != 2 {
+			t.Errorf("%v stops are counted", got)
+		}
+		// One that was stopped starts again: files can be deleted.
+		mustWake(t, n, ids[2])
+		n.Manager.WatchDisks()
+		expectStates(t, n, ids, "stopped running running asleep")
+	}
+}
+
+func TestNothingIsStoppedForWhatOthersWrite(t *testing.T) {
+	n := openUnlimited(t)
+	id := create(t, n.Manager, "box").ID
+	n.Manager.WatchDisks()
+	setFree(n, reserve-1)
+	for range 3 {
+		n.Disks.Use(sandbox.DiskUsage{Bytes: 100 * mib})
+		n.Engine.Grow(id, sandbox.DiskUsage{Bytes: 15 * mib}) // it is not the cause
+		n.Manager.WatchDisks()
+	}
+	expectStopped(t, n, id, "")
+	if got := strings.Count(n.Log.String(), "no running sandbox has grown"); got != 1 {
+		t.Errorf("the log has it %d times", got)
+	}
+}
+
+func TestShortDiskRefusesWhatNeedsSpace(t *testing.T) {
+	n := openUnlimited(t)
+	id := create(t, n.Manager, "box").ID
+	refuses := func(want bool) {
+		t.Helper()
+		_, _, created := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "new"})
+		_, snapshot := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{})
+		_, forked := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 1})
+		for what, err := range map[string]error{"create": created, "snapshot": snapshot, "fork": forked, "check": n.Manager.CheckSpace()} {
+			if errors.Is(err, sandbox.ErrStoreFull) != want || want && !strings.Contains(err.Error(), "/disks had 2.0 GiB free, 2.0 GiB are reserved") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if got := counted(t, n, "doze_disk_short", ""); got != 0 != want {
+			t.Errorf("the metric is %v", got)
+		}
+	}
+	setFree(n, reserve-4096)
+	n.Manager.WatchDisks()
+	refuses(true)
+	// Existing sandboxes go on: they are found, sleep, wake, stop and start.
+	if sb, created, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "box"}); err != nil || created || sb.ID != id {
+		t.Errorf("the existing one: %v, %v", created, err)
+	}
+	mustSleep(t, n.Manager, id)
+	mustWake(t, n, id)
+	mustStop(t, n.Manager, id)
+	mustWake(t, n, id)
+	setFree(n, reserve/4*5-4096)
+	n.Manager.WatchDisks()
+	if err := n.Manager.CheckSpace(); err == nil {
+		t.Error("it is no longer short with little more than the reserve")
+	}
+	setFree(n, reserve/4*5)
+	n.Manager.WatchDisks()
+	refuses(false)
+	if log := n.Log.String(); strings.Count(log, "disk shortage began") != 1 || strings.Count(log, "disk shortage ended") != 1 {
+		t.Errorf("the log: %s", log)
+	}
+}
+
+func TestReserveIsConfigured(t *testing.T) {
+	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.DiskReserve = 100 << 30 })
+	setFree(n, 100<<30-4096)
+	n.Manager.WatchDisks()
+	if err := n.Manager.CheckSpace(); err == nil || !strings.Contains(err.Error(), "100 GiB are reserved") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A large disk that is being measured does not delay the relief.
+func TestShortageInterruptsAMeasurement(t *testing.T) {
+	n := sandboxtest.Open(t, func(c *sandbox.Config) {
+		c.Sizes["basic"] = sandbox.Limits{Disk: 100 * mib}
+		c.DiskInterval = time.Millisecond
+	})
+	slow := create(t, n.Manager, "slow").ID
+	release := n.Disks.Block("usage")
+	defer release()
+	n.Disks.Use(sandbox.DiskUsage{Bytes: 200 * mib})
+	n.Disks.AwaitBlocked(t, "usage")
+	setFree(n, reserve-100*mib)
+	n.Log.Await("disk shortage began")
+	release() // of the relief's own measurement
+	n.Log.Await("no running sandbox has grown")
+	expectStopped(t, n, slow, "")
+}
+
+func TestCloseInterruptsAMeasurement(t *testing.T) {
+	n := sandboxtest.Open(t, func(c *sandbox.Config) {
+		c.Sizes["basic"] = sandbox.Limits{Disk: 100 * mib}
+		c.DiskInterval = time.Millisecond
+	})
+	create(t, n.Manager, "box")
+	release := n.Disks.Block("usage")
+	defer release()
+	n.Disks.Use(sandbox.DiskUsage{Bytes: 200 * mib})
+	n.Disks.AwaitBlocked(t, "usage")
+	testkit.NoError(t, "Close", n.Manager.Close(t.Context()))
+}
