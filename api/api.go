@@ -87,10 +87,10 @@ func (l Limits) withDefaults() Limits {
 
 // API serves the routes under Prefix, and the page of package terminalpage.
 type API struct {
-	cfg     Config
-	streams limiter
-	calls   limiter
-	pushes  pushes
+	cfg             Config
+	streams         limiter
+	calls           limiter
+	pushes, exports *ownerLimiter
 	// Limits of lines in the log.
 	callLines, refusedLines *loglimit.Limit
 
@@ -134,6 +134,7 @@ func New(cfg Config) (*API, error) {
 			"%d streams are open, the limit of this node; close one or try again later", cfg.Limits.MaxStreams)},
 		calls: limiter{quota.New(int64(cfg.Limits.MaxCalls)), problem.Newf(problem.CallLimitExceeded,
 			"%d commands and transfers are in progress, the limit of this node; try again later", cfg.Limits.MaxCalls)},
+		pushes: newPushes(), exports: newExports(),
 		callLines: loglimit.New(callsPerSecond, callsBurst), refusedLines: loglimit.New(refusedPerSecond, refusedBurst),
 		signed: map[string]signedRoute{},
 		mux:    http.NewServeMux(),

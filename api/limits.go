@@ -32,21 +32,48 @@ const (
 	// maxOwnerPushes limits an owner's pushes: one that is compiled, and one that arrives
 	// meanwhile. So one owner does not block the pushes of others.
 	maxOwnerPushes = 2
+
+	// maxExports limits the exports of snapshots in progress, each of which is a process of 19 MB
+	// that uses a core until the client has all.
+	maxExports = 8
+	// maxOwnerExports leaves exports to other owners.
+	maxOwnerExports = 2
 )
 
-// pushes limits the pushes in progress, by owner and in total.
-type pushes struct{ quota.Keyed[string] }
+// ownerLimiter is a limiter by owner and in total.
+type ownerLimiter struct {
+	used            quota.Keyed[string]
+	perOwner, total int
+	// refuse and refuseTotal are the problems of requests beyond the limits.
+	refuse, refuseTotal *problem.Problem
+}
+
+func newPushes() *ownerLimiter {
+	return &ownerLimiter{
+		perOwner: maxOwnerPushes, total: maxPushes,
+		refuse:      problem.Newf(problem.PushLimitExceeded, "you push %d policies already, and one is compiled at a time; try again when a push has ended", maxOwnerPushes),
+		refuseTotal: problem.Newf(problem.PushLimitExceeded, "%d policies are pushed already, and one is compiled at a time; try again later", maxPushes),
+	}
+}
+
+func newExports() *ownerLimiter {
+	return &ownerLimiter{
+		perOwner: maxOwnerExports, total: maxExports,
+		refuse:      problem.Newf(problem.ExportLimitExceeded, "you export %d snapshots already; try again when an export has ended", maxOwnerExports),
+		refuseTotal: problem.Newf(problem.ExportLimitExceeded, "%d snapshots are exported already; try again later", maxExports),
+	}
+}
 
 // acquire counts the request that ctx belongs to until its response has been written, or
 // refuses it.
-func (p *pushes) acquire(ctx context.Context) error {
+func (l *ownerLimiter) acquire(ctx context.Context) error {
 	owner := ownerOf(ctx)
-	switch p.TryAcquire(owner, maxOwnerPushes, maxPushes) {
+	switch l.used.TryAcquire(owner, l.perOwner, l.total) {
 	case quota.ErrExceeded:
-		return problem.Newf(problem.PushLimitExceeded, "you push %d policies already, and one is compiled at a time; try again when a push has ended", maxOwnerPushes)
+		return l.refuse
 	case quota.ErrTotalExceeded:
-		return problem.Newf(problem.PushLimitExceeded, "%d policies are pushed already, and one is compiled at a time; try again later", maxPushes)
+		return l.refuseTotal
 	}
-	onDone(ctx, func() { p.Release(owner) })
+	onDone(ctx, func() { l.used.Release(owner) })
 	return nil
 }

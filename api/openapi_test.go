@@ -84,6 +84,7 @@ var routes = []string{
 	"POST /sandbox/{id}/fork",
 	"GET /snapshots",
 	"GET /snapshots/{snapshot}",
+	"GET /snapshots/{snapshot}/export",
 	"DELETE /snapshots/{snapshot}",
 	"POST /sandbox/{id}/stop",
 	"POST /sandbox/{id}/hold",

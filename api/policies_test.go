@@ -140,7 +140,7 @@ func TestAnOwnersPushesAreBounded(t *testing.T) {
 }
 
 func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
-	var p pushes
+	p := newPushes()
 	var leaves []func()
 	push := func(owner string) error {
 		c := &call{owner: owner}
@@ -168,7 +168,7 @@ func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
 		t.Error(err)
 	}
 	leaves[len(leaves)-1]()
-	if total, owners := p.Used(); total != 0 || owners != 0 {
+	if total, owners := p.used.Used(); total != 0 || owners != 0 {
 		t.Errorf("left are %d of %d owners", total, owners)
 	}
 }

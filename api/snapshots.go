@@ -2,11 +2,15 @@ package api
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"slices"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/archive/ociimage"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -30,6 +34,11 @@ type sandboxSnapshotsInput struct {
 type restoreInput struct {
 	SandboxPath
 	Force bool `query:"force" doc:"Also while requests, commands or transfers are in progress, which end"`
+}
+
+type exportInput struct {
+	SnapshotPath
+	Exchange
 }
 
 type snapshotOutput struct {
@@ -74,6 +83,15 @@ func (a *API) registerSnapshots() {
 		summary: "Get a snapshot", description: "Reads from memory.",
 		codes: []problem.Code{problem.SnapshotNotFound},
 	}, a.getSnapshot)
+	register(a, route{
+		method: http.MethodGet, path: "/snapshots/{snapshot}/export", id: "export-snapshot", tag: "snapshots",
+		summary: "Export a snapshot as a container image",
+		description: "Responds with an archive that `podman load`, `docker load` and skopeo read: an OCI image layout, which is a docker-archive too. " +
+			"It has the layers of the sandbox's image, and one for each snapshot, with the files alone: the environment, declared processes and other settings of the sandbox are not in it. " +
+			"The first byte comes when all files have been read. If the response cannot be completed, the connection is closed.",
+		codes:     []problem.Code{problem.SnapshotNotFound, problem.SnapshotUnsupported, problem.ExportLimitExceeded, problem.EngineUnavailable},
+		responses: map[int]*huma.Response{http.StatusOK: responseBytes("The image", ociimage.MediaType)},
+	}, a.exportSnapshot)
 	register(a, route{
 		method: http.MethodDelete, path: "/snapshots/{snapshot}", id: "delete-snapshot", tag: "snapshots", status: http.StatusNoContent,
 		summary:     "Delete a snapshot",
@@ -121,6 +139,27 @@ func (a *API) deleteSnapshot(ctx context.Context, in *SnapshotPath) (*struct{}, 
 		return nil, err
 	}
 	return nil, a.cfg.Sandboxes.DeleteSnapshot(ctx, s.Owner, s.ID)
+}
+
+func (a *API) exportSnapshot(ctx context.Context, in *exportInput) (*huma.StreamResponse, error) {
+	if err := a.exports.acquire(ctx); err != nil {
+		return nil, err
+	}
+	archive, err := a.cfg.Sandboxes.ExportSnapshot(ctx, ownerOf(ctx), in.Snapshot)
+	if err != nil {
+		return nil, err
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) {
+		defer archive.Close()
+		in.w.Header().Set("Content-Type", ociimage.MediaType)
+		in.w.WriteHeader(http.StatusOK)
+		if in.r.Method == http.MethodHead {
+			return
+		}
+		if _, err := io.Copy(in.w, archive); err != nil {
+			a.abort(ctx, err)
+		}
+	}}, nil
 }
 
 func (a *API) restoreSnapshot(ctx context.Context, in *restoreInput, body *types.RestoreRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {

@@ -1,11 +1,18 @@
 package api
 
 import (
+	"bytes"
+	"fmt"
+	"io"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/archive/ociimage"
+	"github.com/doze-run/doze/archive/ociimage/imagetest"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 func TestSnapshotsThroughTheAPI(t *testing.T) {
@@ -47,4 +54,51 @@ func TestSnapshotsThroughTheAPI(t *testing.T) {
 	}
 	s.refused(problem.SnapshotNotFound, "POST", "/sandbox/shop/restore", map[string]any{"snapshot_id": "before"})
 	s.refused(problem.SnapshotNotFound, "POST", "/sandbox", map[string]any{"snapshot": "before"})
+}
+
+func TestExportIsAnImage(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("shop")
+	s.node.Engine.Write(sandbox.ID(id), "f", "content")
+	must[types.Snapshot](s, http.StatusCreated, "POST", "/sandbox/shop/snapshot", map[string]any{"name": "before"})
+	got := s.do("GET", "/snapshots/before/export", nil)
+	if got.status != http.StatusOK || got.header.Get("Content-Type") != ociimage.MediaType {
+		t.Fatalf("%d, %v", got.status, got.header)
+	}
+	if image := imagetest.Read(t, bytes.NewReader(got.body)); image.Files["srv/f"].Content != "content" || image.Names[0] != "localhost/shop:before" {
+		t.Errorf("image %+v", image)
+	}
+	if got := s.do("HEAD", "/snapshots/before/export", nil); got.status != http.StatusOK || len(got.body) > 0 {
+		t.Errorf("HEAD: %d with %d bytes", got.status, len(got.body))
+	}
+	s.node.Disks.FailOnce("export", fmt.Errorf("%w: a file", sandbox.ErrUnexportable))
+	s.refused(problem.SnapshotUnsupported, "GET", "/snapshots/before/export", nil)
+	s.refused(problem.SnapshotNotFound, "GET", "/snapshots/after/export", nil)
+}
+
+// TestExportsOfLeavingClientsEnd: each that goes on counts, and keeps the files of its snapshot.
+func TestExportsOfLeavingClientsEnd(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("shop")
+	s.node.Engine.Write(sandbox.ID(id), "f", strings.Repeat("content", 4<<20)) // more than sockets buffer
+	must[types.Snapshot](s, http.StatusCreated, "POST", "/sandbox/shop/snapshot", map[string]any{"name": "before"})
+	var bodies []io.Closer
+	for range maxOwnerExports {
+		resp, err := s.http.Client().Do(s.request(t.Context(), "GET", "/snapshots/before/export", nil))
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%v, %v", resp, err)
+		}
+		bodies = append(bodies, resp.Body)
+	}
+	s.refused(problem.ExportLimitExceeded, "GET", "/snapshots/before/export", nil)
+	if got := s.do("DELETE", "/snapshots/before", nil); got.status != http.StatusNoContent {
+		t.Errorf("deletion: %d", got.status)
+	}
+	for _, body := range bodies {
+		body.Close()
+	}
+	s.eventually("the exports have ended, and the files are deleted", func() bool {
+		total, _ := s.api.exports.used.Used()
+		return total == 0 && s.node.Engine.Snapshots() == 0
+	})
 }

@@ -282,10 +282,14 @@ func (a *API) download(ctx context.Context, idOrName string, x Exchange, open fu
 			return
 		}
 		if _, err := io.Copy(x.w, source); err != nil {
-			a.refuse(ctx, fromGuest(err))
-			// The header has been sent: only closing the connection shows that the
-			// response is incomplete.
-			panic(http.ErrAbortHandler)
+			a.abort(ctx, fromGuest(err))
 		}
 	}}, nil
+}
+
+// abort ends a response whose header has been sent: only closing the connection shows that
+// it is incomplete.
+func (a *API) abort(ctx context.Context, err error) {
+	a.refuse(ctx, err)
+	panic(http.ErrAbortHandler)
 }

@@ -171,6 +171,10 @@ var (
 		"Another snapshot of the owner has that name. Use another name, or delete it first.")
 	SnapshotLimitExceeded = define(API, "snapshot_limit_exceeded", http.StatusConflict, "Too many snapshots",
 		"The node has 10,000 snapshots. Delete some first; `keep_last` and `max_age` do so by themselves.")
+	SnapshotUnsupported = define(API, "snapshot_unsupported", http.StatusUnprocessableEntity, "Snapshot cannot be exported",
+		"The snapshot has something that an image cannot have, such as a file whose name begins with `.wh.`, or files of more than 256 GiB, holes included; `detail` names it.")
+	ExportLimitExceeded = define(API, "export_limit_exceeded", http.StatusTooManyRequests, "Too many concurrent exports",
+		"Two of your snapshots, or eight of all owners, are being exported.", retryAfter(5))
 	SessionNotFound = define(API, "session_not_found", http.StatusNotFound, "Session not found",
 		"The sandbox has no session with this id.")
 	SessionLost = define(API, "session_lost", http.StatusGone, "Session has ended",

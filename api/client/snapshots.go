@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/url"
 
@@ -26,6 +27,16 @@ func (c *Client) Snapshots(ctx context.Context, idOrName string) ([]types.Snapsh
 // Snapshot returns a snapshot by id or name.
 func (c *Client) Snapshot(ctx context.Context, idOrName string) (types.Snapshot, error) {
 	return fetch[types.Snapshot](ctx, c, request{path: "/snapshots/" + url.PathEscape(idOrName)})
+}
+
+// ExportSnapshot returns a snapshot as an archive of a container image: an OCI image layout that is a
+// docker-archive too. The caller closes it.
+func (c *Client) ExportSnapshot(ctx context.Context, idOrName string) (io.ReadCloser, error) {
+	resp, err := c.send(ctx, request{path: "/snapshots/" + url.PathEscape(idOrName) + "/export", transfer: true})
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
 }
 
 // DeleteSnapshot deletes a snapshot. Sandboxes that are based on it retain their files.

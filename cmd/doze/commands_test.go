@@ -542,7 +542,7 @@ func commandLines(t *testing.T, dir, lost string) map[string]string {
 		"git push": "git push a " + clone, "git pull": "git pull a " + clone, "git status": "git status a " + clone, "git diff": "git diff a " + clone,
 		"git log": "git log a " + clone, "git branches": "git branches a " + clone, "git checkout": "git checkout a " + clone + " main",
 		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "update": "update a --sleep-after 5m", "adopt": "adopt " + lost, "fork": "fork a b", "restore": "restore a s",
-		"snapshot create": "snapshot create a s", "snapshot ls": "snapshot ls", "snapshot rm": "snapshot rm s", "events": "events a", "history": "history a", "top": "top",
+		"snapshot create": "snapshot create a s", "snapshot ls": "snapshot ls", "snapshot push": "snapshot push s oci:" + dir + "/image", "snapshot rm": "snapshot rm s", "events": "events a", "history": "history a", "top": "top",
 		"exec": "exec a true", "shell": "shell --list a", "cp": "cp " + dir + "/f a:" + dir + "/g", "files url": "files url a:/f", "ps": "ps a", "wait": "wait a web log=x", "ports": "ports a", "logs": "logs a web", "kill": "kill a web",
 		"files stat": "files stat a:/", "files find": "files find a:" + dir, "files grep": "files grep a:" + dir + " x",
 		"session create": "session create a dev", "session ls": "session ls a", "session interrupt": "session interrupt a dev", "session rm": "session rm a dev",
@@ -640,7 +640,7 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	testkit.Eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })
 	lines := commandLines(t, dir, lost)
 	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,history,top,exec,shell,session create,session ls,session interrupt,session rm,code,context create,context ls,context interrupt,context restart,context rm,cp,files url,files stat,files find,files grep,ps,wait,ports,logs,kill,expose,open,egress rules,egress flows,egress explain,egress ca,"+
-		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,snapshot create,snapshot ls,fork,restore,snapshot rm,stop,rm,env,version", ",") // in which all succeed
+		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,snapshot create,snapshot ls,snapshot push,fork,restore,snapshot rm,stop,rm,env,version", ",") // in which all succeed
 	inGit := strings.Split("git clone,git commit,git push,git pull,git status,git diff,git log,git branches,git checkout", ",")
 	order = slices.Insert(order, slices.Index(order, "stop"), inGit...)
 	var check func(path string, cmd *cobra.Command)

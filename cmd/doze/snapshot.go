@@ -21,9 +21,10 @@ never changes. Sandboxes that begin with it share its files until they change th
   doze snapshot ls shop
   doze restore shop before-upgrade
   doze create shop-2 --snapshot before-upgrade
+  doze snapshot push before-upgrade oci-archive:shop.tar
   doze snapshot rm before-upgrade`,
 	}
-	cmd.AddCommand(a.createSnapshotCommand(), a.listSnapshotsCommand(), a.removeSnapshotCommand())
+	cmd.AddCommand(a.createSnapshotCommand(), a.listSnapshotsCommand(), a.pushSnapshotCommand(), a.removeSnapshotCommand())
 	return cmd
 }
 

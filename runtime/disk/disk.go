@@ -301,25 +301,16 @@ func (c *Client) start(ctx context.Context) (_ *helper, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// Podman's storage makes mounts private, for which it needs a mount namespace of its own.
-	h := &helper{cmd: exec.Command("nsenter", "--user=/proc/self/fd/3", "--preserve-credentials", "--",
-		"unshare", "--mount", "--", c.cfg.Helper, "serve"), client: jsonrpc.NewClient(conn)}
+	h := &helper{cmd: c.command(context.Background(), userNS, "serve"), client: jsonrpc.NewClient(conn)}
 	h.cmd.Stdin = theirs
 	h.cmd.Stderr = lines{c.cfg.Log}
-	h.cmd.WaitDelay = time.Second
-	h.cmd.ExtraFiles = []*os.File{userNS}
-	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // only the node handles signals of its terminal
 	if err := h.cmd.Start(); err != nil {
 		_ = h.client.Close()
 		return nil, err
 	}
 	theirs.Close()
-	storage := c.cfg.Storage
 	var reply wire.Reply
-	configured := h.client.Go(wire.Service+".Configure", wire.Config{
-		GraphRoot: storage.GraphRoot, RunRoot: storage.RunRoot, Driver: storage.Driver, Options: storage.Options,
-		Folder: c.cfg.Folder, Run: c.cfg.Run, Node: c.cfg.Node,
-	}, &reply, make(chan *rpc.Call, 1))
+	configured := h.client.Go(wire.Service+".Configure", c.config(), &reply, make(chan *rpc.Call, 1))
 	select {
 	case <-configured.Done:
 		err = configured.Error
@@ -337,6 +328,26 @@ func (c *Client) start(ctx context.Context) (_ *helper, err error) {
 	}
 	c.cfg.Log.Info("disk helper started", "pid", h.cmd.Process.Pid)
 	return h, nil
+}
+
+// command returns a command of the helper in Podman's user namespace. It is killed when ctx ends.
+func (c *Client) command(ctx context.Context, userNS *os.File, name string) *exec.Cmd {
+	// Podman's storage makes mounts private, for which it needs a mount namespace of its own.
+	cmd := exec.CommandContext(ctx, "nsenter", "--user=/proc/self/fd/3", "--preserve-credentials", "--",
+		"unshare", "--mount", "--", c.cfg.Helper, name)
+	cmd.WaitDelay = time.Second
+	cmd.ExtraFiles = []*os.File{userNS}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // only the node handles signals of its terminal
+	return cmd
+}
+
+// config is what the helper needs.
+func (c *Client) config() wire.Config {
+	storage := c.cfg.Storage
+	return wire.Config{
+		GraphRoot: storage.GraphRoot, RunRoot: storage.RunRoot, Driver: storage.Driver, Options: storage.Options,
+		Folder: c.cfg.Folder, Run: c.cfg.Run, Node: c.cfg.Node,
+	}
 }
 
 // lines writes what the helper prints to the log.

@@ -49,12 +49,12 @@ func (m *Manager) collect(ctx context.Context) {
 	}
 }
 
-// unusedSnapshots returns the deleted snapshots that no disk is based on, the newest first: they may
-// be based on the others. No disk can become based on them.
+// unusedSnapshots returns the deleted snapshots that no disk is based on and that no export reads, the
+// newest first: they may be based on the others. No disk can become based on them.
 func (m *Manager) unusedSnapshots() []Snapshot {
 	m.snapshots.changing.Lock()
 	defer m.snapshots.changing.Unlock()
-	deleted := m.snapshots.where(func(s Snapshot) bool { return s.Progress == snapshotDeleted })
+	deleted := m.snapshots.where(func(s Snapshot) bool { return s.Progress == snapshotDeleted && m.snapshots.pins[s.ID] == 0 })
 	unused := slices.DeleteFunc(deleted, func(s Snapshot) bool { return m.bases(s.ID) })
 	slices.SortFunc(unused, newestFirst)
 	return unused

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"io"
 	"net"
 	"time"
 )
@@ -174,6 +175,12 @@ type Disks interface {
 	// based on it, it returns ErrSnapshotInUse (wrapped) and changes nothing. Files that other
 	// snapshots are based on stay until those are deleted. Idempotent.
 	Delete(ctx context.Context, snapshot SnapshotID) error
+	// Export returns a snapshot as an archive of a container image with that name, as package
+	// ociimage describes it. It waits for the first byte. The end of ctx ends the archive with an
+	// error, and Close releases its resources. A snapshot with something that an image cannot have
+	// returns ErrUnexportable (wrapped), before the first byte. The caller prevents the deletion
+	// of the snapshot.
+	Export(ctx context.Context, snapshot SnapshotID, name string) (io.ReadCloser, error)
 	// Measure returns the usage of a snapshot without its parents, or of the disk of a
 	// container if id is not empty.
 	Measure(ctx context.Context, id ID, snapshot SnapshotID) (DiskUsage, error)

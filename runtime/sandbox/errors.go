@@ -32,6 +32,8 @@ var (
 	ErrTooManySnapshots = errors.New("the node has as many snapshots as it can")
 	// ErrSnapshotInUse is returned by Disks for a snapshot that containers are based on.
 	ErrSnapshotInUse = errors.New("snapshot is in use")
+	// ErrUnexportable: a snapshot has something that an image cannot have.
+	ErrUnexportable = errors.New("snapshot cannot be exported")
 	// ErrClosed: the Manager is shutting down.
 	ErrClosed = errors.New("the node is shutting down")
 	// ErrNoContainer is returned by an Engine for a container it does not have.

@@ -99,7 +99,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		messages:  quota.New(maxMessages),
 		startedAt: time.Now().UTC(),
 		sandboxes: map[ID]*liveSandbox{},
-		snapshots: snapshots{byID: map[SnapshotID]Snapshot{}},
+		snapshots: snapshots{byID: map[SnapshotID]Snapshot{}, pins: map[SnapshotID]int{}},
 		names:     map[nameKey]*liveSandbox{},
 
 		quarantined: map[ID]*quarantined{},

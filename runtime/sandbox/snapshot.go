@@ -76,6 +76,8 @@ const (
 type snapshots struct {
 	mu   sync.Mutex
 	byID map[SnapshotID]Snapshot
+	// pins counts the readers of a snapshot's files.
+	pins map[SnapshotID]int
 	// changing is held while the record of an acknowledged snapshot changes, and from the lookup of
 	// a snapshot until a sandbox is based on it. It is held over writes of records, not
 	// over copies of disks.

@@ -68,28 +68,36 @@ type copying struct {
 
 // Configure opens the storage. It must be the first call, and return before the next one.
 func (d *Disks) Configure(config wire.Config, reply *wire.Reply) error {
-	return d.respond(reply, func() (err error) {
-		if config.Driver != "overlay" {
-			return fmt.Errorf("podman stores containers with the driver %q; snapshots need overlay", config.Driver)
+	return d.respond(reply, func() error {
+		if err := d.open(config); err != nil {
+			return err
 		}
-		d.config = config
 		for _, dir := range []string{d.staging(""), d.discarded()} {
 			if err := os.MkdirAll(dir, 0o700); err != nil {
 				return err
 			}
 		}
-		if d.layers, err = os.Open(filepath.Join(config.GraphRoot, config.Driver)); err != nil {
-			return err
-		}
-		d.store, err = storage.GetStore(types.StoreOptions{
-			GraphRoot: config.GraphRoot, RunRoot: config.RunRoot, GraphDriverName: config.Driver, GraphDriverOptions: config.Options,
-		})
-		if err != nil {
-			return fmt.Errorf("open podman's storage: %w", err)
-		}
 		d.trash.emptyings.Go(d.emptyTrash) // of an earlier run
 		return nil
 	})
+}
+
+// open opens the storage.
+func (d *Disks) open(config wire.Config) (err error) {
+	if config.Driver != "overlay" {
+		return fmt.Errorf("podman stores containers with the driver %q; snapshots need overlay", config.Driver)
+	}
+	d.config = config
+	if d.layers, err = os.Open(filepath.Join(config.GraphRoot, config.Driver)); err != nil {
+		return err
+	}
+	d.store, err = storage.GetStore(types.StoreOptions{
+		GraphRoot: config.GraphRoot, RunRoot: config.RunRoot, GraphDriverName: config.Driver, GraphDriverOptions: config.Options,
+	})
+	if err != nil {
+		return fmt.Errorf("open podman's storage: %w", err)
+	}
+	return nil
 }
 
 // respond writes the failure of f, if any, to reply.

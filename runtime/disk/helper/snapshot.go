@@ -87,7 +87,8 @@ func (d *Disks) publish(snapshot string, base base, files string) error {
 	below := base.layer
 	mappings := types.IDMappingOptions{UIDMap: below.UIDMap, GIDMap: below.GIDMap}
 	// Podman refuses images whose layers have neither size nor digest. The digest is of no
-	// content, so that an attempt to push the image fails instead of pushing an empty layer.
+	// content, so that an attempt to push the image fails instead of pushing an empty layer. Export
+	// has the content.
 	layer, _, err := d.store.PutLayer(d.layerID(snapshot), below.Parent, []string{d.layerName(snapshot)}, below.MountLabel, false,
 		&storage.LayerOptions{IDMappingOptions: mappings, UncompressedDigest: digest.FromString(d.layerName(snapshot))},
 		bytes.NewReader(make([]byte, 1024))) // an archive without entries
@@ -170,16 +171,11 @@ func (d *Disks) unprotect(snapshot string) error {
 // createImage creates the image of a snapshot: the container's image with the snapshot's id as a
 // label, which gives it an id of its own.
 func (d *Disks) createImage(snapshot, base, layer string) (*storage.Image, error) {
-	manifest, err := d.document(base, storage.ImageDigestBigDataKey)
+	manifest, config, err := d.documents(base)
 	if err != nil {
 		return nil, err
 	}
 	reference, _ := manifest["config"].(map[string]any)
-	key, _ := reference["digest"].(string)
-	config, err := d.document(base, key)
-	if err != nil {
-		return nil, err
-	}
 	settings, _ := config["config"].(map[string]any)
 	if settings == nil {
 		settings = map[string]any{}
@@ -207,6 +203,17 @@ func (d *Disks) createImage(snapshot, base, layer string) (*storage.Image, error
 			{Key: storage.ImageDigestBigDataKey, Data: manifested, Digest: digest.FromBytes(manifested)},
 		},
 	})
+}
+
+// documents returns manifest and configuration of an image.
+func (d *Disks) documents(image string) (manifest, config map[string]any, err error) {
+	if manifest, err = d.document(image, storage.ImageDigestBigDataKey); err != nil {
+		return nil, nil, err
+	}
+	reference, _ := manifest["config"].(map[string]any)
+	key, _ := reference["digest"].(string)
+	config, err = d.document(image, key)
+	return manifest, config, err
 }
 
 // document returns a JSON document of an image.

@@ -63,7 +63,7 @@ type packer struct {
 
 func (p *packer) folder(fd int, at string, depth int) error {
 	if depth > maxDepth {
-		return errTooDeep
+		return ErrTooDeep
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

@@ -37,6 +37,17 @@ type Request struct {
 	Limit     Usage  // beyond which counting stops; 0: none
 }
 
+// Export is the request of `doze-disk export`, on its standard input.
+type Export struct {
+	Config
+	Snapshot string
+	Name     string // of the image
+}
+
+// Unexportable is the exit code of `doze-disk export` for a snapshot with something that an image
+// cannot have. Standard error has the reason.
+const Unexportable = 3
+
 // Reply to a Request.
 type Reply struct {
 	Code  Code   // of a failure

@@ -2,11 +2,15 @@
 package diskstest
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
+	"io"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/archive/ociimage/imagetest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/testkit"
 )
@@ -39,6 +43,8 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"DeleteRemovesUnfinishedSnapshots", unfinished},
 		{"UsageGrowsWithTheDiskAndStopsBeyondALimit", usage},
 		{"SpaceIsOfFileSystems", space},
+		{"ExportIsAnImageWithTheFiles", export},
+		{"EndOfAnExportIsAnError", endedExport},
 		{"UnknownContainersAreErrors", unknown},
 		{"EndedContextEndsTheCall", endedContext},
 	} {
@@ -270,6 +276,53 @@ func space(s *suite) {
 			space.Free.Bytes < 0 || space.Used.Bytes < 0 || space.Free.Entries > space.Total.Entries || space.Used.Entries < 0 {
 			s.Errorf("%+v", space)
 		}
+	}
+}
+
+func export(s *suite) {
+	base := s.create("")
+	s.Write(s, base, "a", "1")
+	s.Write(s, base, "b", "1")
+	id := s.create(s.publish(base))
+	s.Write(s, id, "b", "2")
+	snapshot := s.publish(id)
+	archive, err := s.Disks.Export(s.ctx, snapshot, "localhost/name:tag")
+	s.must(err)
+	defer archive.Close()
+	image := imagetest.Read(s, archive)
+	testkit.Diff(s, "names", image.Names, []string{"localhost/name:tag"})
+	files := map[string]string{}
+	for name, file := range image.Files {
+		if name, ok := strings.CutPrefix(name, "srv/"); ok && file.Typeflag == tar.TypeReg {
+			files[name] = file.Content
+		}
+	}
+	testkit.Diff(s, "files", files, map[string]string{"a": "1", "b": "2"})
+}
+
+func endedExport(s *suite) {
+	id := s.create("")
+	s.Write(s, id, "a", "1")
+	snapshot := s.publish(id)
+	if _, err := s.Disks.Export(s.ctx, sandbox.SnapshotID(sandbox.NewID()), "localhost/name:tag"); err == nil {
+		s.Error("exported an unknown snapshot")
+	}
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	archive, err := s.Disks.Export(ctx, snapshot, "localhost/name:tag")
+	s.must(err)
+	cancel()
+	if _, err := io.Copy(io.Discard, archive); !errors.Is(err, context.Canceled) {
+		s.Errorf("read after the end of the context: %v", err)
+	}
+	for range 2 {
+		s.must(archive.Close())
+	}
+	archive, err = s.Disks.Export(s.ctx, snapshot, "localhost/name:tag")
+	s.must(err)
+	s.must(archive.Close())
+	if _, err := io.Copy(io.Discard, archive); err == nil {
+		s.Error("read the whole archive after Close")
 	}
 }
 

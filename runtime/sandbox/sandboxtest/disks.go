@@ -1,18 +1,22 @@
 package sandboxtest
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"slices"
 
+	"github.com/doze-run/doze/archive/ociimage"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // Disks is a sandbox.Disks of an Engine's containers, whose disks are maps. It can be made to
 // fail and to hang, by operation: "prefetch", "capture", "publish", "move", "discard", "delete",
-// "measure", "usage", "space". It has one file system, of 1 TiB and 100 million inodes, where nothing
-// but its containers uses any unless a test changes that.
+// "export", "measure", "usage", "space". It has one file system, of 1 TiB and 100 million inodes, where
+// nothing but its containers uses any unless a test changes that.
 type Disks struct {
 	Faults
 	engine *Engine
@@ -192,6 +196,51 @@ func (d *Disks) Delete(ctx context.Context, snapshot sandbox.SnapshotID) error {
 	}
 	delete(d.engine.snapshots, sandbox.SnapshotRef(snapshot))
 	return nil
+}
+
+// Export implements sandbox.Disks. The image has one layer.
+func (d *Disks) Export(ctx context.Context, snapshot sandbox.SnapshotID, name string) (io.ReadCloser, error) {
+	if err := d.begin(ctx, "export"); err != nil {
+		return nil, err
+	}
+	d.engine.mu.Lock()
+	s := d.engine.snapshots[sandbox.SnapshotRef(snapshot)]
+	d.engine.mu.Unlock()
+	if s == nil || !s.published {
+		return nil, fmt.Errorf("export snapshot %s: image not known", snapshot)
+	}
+	layer, err := ociimage.Measure(func(w io.Writer) error {
+		out := tar.NewWriter(w)
+		for _, name := range slices.Sorted(maps.Keys(s.files)) {
+			content := s.files[name]
+			if err := out.WriteHeader(&tar.Header{Name: "srv/" + name, Mode: 0o644, Size: int64(len(content))}); err != nil {
+				return err
+			}
+			if _, err := io.WriteString(out, content); err != nil {
+				return err
+			}
+		}
+		return out.Close()
+	})
+	if err != nil {
+		return nil, err
+	}
+	r, w := io.Pipe()
+	go func() { // ends when the archive is read or the other end of the pipe closes
+		w.CloseWithError(ociimage.Write(w, ociimage.Image{Name: name, Config: []byte("{}"), Layers: []ociimage.Layer{layer}}))
+	}()
+	stop := context.AfterFunc(ctx, func() { w.CloseWithError(ctx.Err()) })
+	return exported{r, stop}, nil
+}
+
+type exported struct {
+	*io.PipeReader
+	stop func() bool
+}
+
+func (e exported) Close() error {
+	e.stop()
+	return e.PipeReader.Close()
 }
 
 // Measure implements sandbox.Disks.

@@ -1,0 +1,222 @@
+// Package ociimage writes container images as archives, and unpacks the archives.
+//
+// An archive is a tar stream with an OCI image layout, which also has the list of docker-archive:
+// `podman load`, `docker load` and skopeo read it as either. See
+// https://github.com/opencontainers/image-spec/blob/main/image-layout.md.
+package ociimage
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// MediaType of an archive.
+const MediaType = "application/x-tar"
+
+// Image is what Write writes.
+type Image struct {
+	Name   string // such as localhost/shop:latest
+	Config []byte // its JSON document, whose rootfs names the layers
+	Layers []Layer
+}
+
+// Layer is an uncompressed tar stream.
+type Layer struct {
+	Digest digest.Digest
+	Size   int64
+	// Write writes the stream: each time the same.
+	Write func(io.Writer) error
+}
+
+// Measure returns the layer that write writes.
+func Measure(write func(io.Writer) error) (Layer, error) {
+	sum := newSummer(io.Discard)
+	err := write(sum)
+	return Layer{Digest: sum.digester.Digest(), Size: sum.size, Write: write}, err
+}
+
+// summer computes digest and size of what is written to it.
+type summer struct {
+	io.Writer
+	digester digest.Digester
+	size     int64
+}
+
+func newSummer(w io.Writer) *summer {
+	d := digest.SHA256.Digester()
+	return &summer{Writer: io.MultiWriter(d.Hash(), w), digester: d}
+}
+
+func (s *summer) Write(b []byte) (int, error) {
+	n, err := s.Writer.Write(b)
+	s.size += int64(n)
+	return n, err
+}
+
+// Write writes an archive. An error leaves the stream without its end, as when a layer is not what
+// it was.
+func Write(w io.Writer, image Image) error {
+	config := descriptor(v1.MediaTypeImageConfig, image.Config)
+	var layers []v1.Descriptor
+	listed := dockerImage{Config: blobPath(config.Digest), RepoTags: []string{image.Name}}
+	for _, l := range image.Layers {
+		layers = append(layers, v1.Descriptor{MediaType: v1.MediaTypeImageLayer, Digest: l.Digest, Size: l.Size})
+		listed.Layers = append(listed.Layers, blobPath(l.Digest))
+	}
+	version := specs.Versioned{SchemaVersion: 2}
+	manifest := encode(v1.Manifest{Versioned: version, MediaType: v1.MediaTypeImageManifest, Config: config, Layers: layers})
+	entry := descriptor(v1.MediaTypeImageManifest, manifest)
+	entry.Annotations = map[string]string{v1.AnnotationRefName: image.Name}
+	out := tar.NewWriter(w)
+	for _, document := range []struct {
+		name    string
+		content []byte
+	}{
+		{v1.ImageLayoutFile, encode(v1.ImageLayout{Version: v1.ImageLayoutVersion})},
+		{v1.ImageIndexFile, encode(v1.Index{Versioned: version, MediaType: v1.MediaTypeImageIndex, Manifests: []v1.Descriptor{entry}})},
+		{dockerManifest, encode([]dockerImage{listed})},
+		{blobPath(config.Digest), image.Config},
+		{blobPath(entry.Digest), manifest},
+	} {
+		err := writeFile(out, document.name, int64(len(document.content)), func(w io.Writer) error {
+			_, err := w.Write(document.content)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for i, l := range image.Layers {
+		if slices.ContainsFunc(image.Layers[:i], func(other Layer) bool { return other.Digest == l.Digest }) {
+			continue
+		}
+		err := writeFile(out, blobPath(l.Digest), l.Size, func(w io.Writer) error {
+			sum := newSummer(w)
+			if err := l.Write(sum); err != nil {
+				return err
+			}
+			if got := sum.digester.Digest(); got != l.Digest {
+				return fmt.Errorf("it has the digest %s", got)
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("layer %s: %w", l.Digest, err)
+		}
+	}
+	return out.Close()
+}
+
+func writeFile(out *tar.Writer, name string, size int64, write func(io.Writer) error) error {
+	if err := out.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: size}); err != nil {
+		return err
+	}
+	if err := write(out); err != nil {
+		return err
+	}
+	return out.Flush() // fails if the file is shorter than its size
+}
+
+// dockerManifest is the list of the images of a docker-archive.
+const dockerManifest = "manifest.json"
+
+type dockerImage struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+// encode encodes a document whose type has an encoding for all values.
+func encode(document any) []byte {
+	content, err := json.Marshal(document)
+	if err != nil {
+		panic(err)
+	}
+	return content
+}
+
+func descriptor(mediaType string, content []byte) v1.Descriptor {
+	return v1.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(content), Size: int64(len(content))}
+}
+
+// blobFolder is where an image layout has the blobs whose names are SHA-256 digests.
+const blobFolder = v1.ImageBlobsDir + "/sha256"
+
+func blobPath(d digest.Digest) string { return path.Join(blobFolder, d.Encoded()) }
+
+const (
+	// maxEntries is more than Write writes: a snapshot has up to 64 layers, on an image's.
+	maxEntries = 1000
+	// maxDocument bounds the files that are not blobs.
+	maxDocument = 4 << 20
+)
+
+var isBlob = regexp.MustCompile("^" + blobFolder + "/[0-9a-f]{64}$").MatchString
+
+// Unpack writes the image layout of an archive that Write has written into a folder. It checks the
+// digests, and writes nothing outside of the folder.
+func Unpack(root *os.Root, archive io.Reader) error {
+	if err := root.MkdirAll(blobFolder, 0o755); err != nil {
+		return err
+	}
+	in := tar.NewReader(archive)
+	complete := false
+	for range maxEntries {
+		h, err := in.Next()
+		if err == io.EOF && complete {
+			return nil
+		}
+		if err == io.EOF {
+			return errors.New("the archive has no image")
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case h.Typeflag != tar.TypeReg:
+			return fmt.Errorf("unexpected entry %q in the archive", h.Name)
+		case h.Name == dockerManifest:
+		case isBlob(h.Name):
+			err = unpackBlob(root, h.Name, in)
+		case h.Name == v1.ImageLayoutFile || h.Name == v1.ImageIndexFile:
+			complete = complete || h.Name == v1.ImageIndexFile
+			var content []byte
+			if content, err = io.ReadAll(io.LimitReader(in, maxDocument)); err == nil {
+				err = root.WriteFile(h.Name, content, 0o644)
+			}
+		default:
+			return fmt.Errorf("unexpected entry %q in the archive", h.Name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("the archive has more than %d entries", maxEntries)
+}
+
+func unpackBlob(root *os.Root, name string, in io.Reader) error {
+	file, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	sum := newSummer(file)
+	_, err = io.Copy(sum, in)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	if got := sum.digester.Digest(); got.Encoded() != path.Base(name) {
+		return fmt.Errorf("%s has the digest %s", name, got)
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"sync"
+)
+
+// ExportSnapshot returns a snapshot of an owner as an archive of a container image, see
+// Disks.Export. The caller closes it. A snapshot that is deleted meanwhile has its files until then.
+func (m *Manager) ExportSnapshot(ctx context.Context, owner, nameOrID string) (io.ReadCloser, error) {
+	s, err := m.pinSnapshot(owner, nameOrID)
+	if err != nil {
+		return nil, err
+	}
+	archive, err := m.deps.Disks.Export(ctx, s.ID, exportName(s))
+	if err != nil {
+		m.unpinSnapshot(s.ID)
+		return nil, err
+	}
+	return &exportedSnapshot{ReadCloser: archive, unpin: sync.OnceFunc(func() { m.unpinSnapshot(s.ID) })}, nil
+}
+
+// exportName is the name that the image of a snapshot has where it is imported. A node does not
+// use it for its own snapshots, which an import would replace.
+func exportName(s Snapshot) string {
+	return "localhost/" + s.Origin.Name + ":" + cmp.Or(s.Name, string(s.ID))
+}
+
+type exportedSnapshot struct {
+	io.ReadCloser
+	unpin func()
+}
+
+func (e *exportedSnapshot) Close() error {
+	defer e.unpin()
+	return e.ReadCloser.Close()
+}
+
+// pinSnapshot returns a snapshot whose files stay until unpinSnapshot.
+func (m *Manager) pinSnapshot(owner, nameOrID string) (Snapshot, error) {
+	m.snapshots.changing.Lock()
+	defer m.snapshots.changing.Unlock()
+	s, err := m.Snapshot(owner, nameOrID)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	m.snapshots.mu.Lock()
+	defer m.snapshots.mu.Unlock()
+	m.snapshots.pins[s.ID]++
+	return s, nil
+}
+
+func (m *Manager) unpinSnapshot(id SnapshotID) {
+	m.snapshots.mu.Lock()
+	defer m.snapshots.mu.Unlock()
+	if m.snapshots.pins[id]--; m.snapshots.pins[id] > 0 {
+		return
+	}
+	delete(m.snapshots.pins, id)
+	if m.snapshots.byID[id].Progress == snapshotDeleted {
+		m.collectSoon()
+	}
+}
