@@ -81,7 +81,7 @@ func DefaultConfig() Config {
 		// Reading takes 0.1 ms. A program that fills memory at 1 GB/s takes a second for the
 		// reserve of a machine with 20 GB.
 		MemoryInterval: time.Second,
-		// Reading takes 10 µs. A disk that takes 2 GB/s is filled by no more than 2 GB meanwhile.
+		// Reading takes 3 µs for each file system. A disk that takes 2 GB/s is filled by no more than 2 GB meanwhile.
 		DiskInterval:  time.Second,
 		WakeTimeout:   time.Minute,
 		CreateTimeout: 15 * time.Minute,

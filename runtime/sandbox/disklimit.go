@@ -15,7 +15,7 @@ const (
 	leastDiskSlack  = 1 << 20
 	filesSlack      = 1000
 	leastFilesSlack = 100
-	// measureLimit bounds one measurement. A million files take 3 s.
+	// measureLimit bounds one measurement. A million files take 5 to 15 s.
 	measureLimit = time.Minute
 	// A wake waits for the measurement after a stop, and not longer than this.
 	stopMeasureLimit = 20 * time.Second
