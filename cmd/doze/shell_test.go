@@ -190,7 +190,7 @@ func TestShellRestoresTheTerminal(t *testing.T) {
 			defer r.cut(false)
 			term := testterm.New(t, 120, 24)
 			r.start(term, "shell", "shop", "--", fullScreen+"; read y")
-			term.Press("\r") // what answers it comes when the client has the terminal's id
+			term.Press("\r") // output after it comes when the client has the terminal's id
 			term.Await("the program has the screen", func(s testterm.Screen) bool {
 				return s.Alternate && s.CursorHidden && strings.Contains(s.String(), "full screen")
 			})
@@ -205,7 +205,7 @@ func TestShellReportsALostTerminal(t *testing.T) {
 	r := newShellRig(t)
 	term := testterm.New(t, 150, 24)
 	r.start(term, "shell", "shop", "--", "read x; echo up; read x")
-	term.Press("\r") // what answers it comes when the client has the terminal's id
+	term.Press("\r") // output after it comes when the client has the terminal's id
 	term.Shows("up")
 	r.cut(true)
 	term.Shows("the connection was lost")
