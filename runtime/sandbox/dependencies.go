@@ -200,6 +200,9 @@ type Disks interface {
 type DiskSpace struct {
 	Path              string // of a folder of the node there
 	Total, Used, Free DiskUsage
+	// Written is how many bytes programs have written to all file systems since the machine
+	// started, at least: it never decreases. 0: unknown.
+	Written int64
 }
 
 // Network reaches into a sandbox.

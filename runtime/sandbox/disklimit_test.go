@@ -167,14 +167,27 @@ func TestDisksAreMeasuredOnlyIfTheyMayExceedTheirLimits(t *testing.T) {
 	mustWake(t, n, asleep)
 	mustWake(t, n, stopped)
 	expect("two woke", 0)
-	// A program that deletes as much as another writes conceals it for a while.
-	n.Disks.Use(sandbox.DiskUsage{Bytes: -150 * mib})
-	n.Engine.Grow(asleep, sandbox.DiskUsage{Bytes: 150*mib - 1})
+	// A program that deletes as many files as another creates conceals that for a while.
+	n.Disks.Use(sandbox.DiskUsage{Entries: -6000})
+	n.Engine.Grow(asleep, sandbox.DiskUsage{Entries: 5999})
 	expect("concealed", 0)
 	expectStopped(t, n, asleep, "")
 	n.Manager.MeasuredLongAgo(asleep)
 	expect("after a while", 2) // and once stopped
 	expectStopped(t, n, asleep, sandbox.ReasonDiskLimit)
+}
+
+// A program that frees space does not conceal what another writes.
+func TestFreedSpaceConcealsNoWrites(t *testing.T) {
+	n := openLimited(t, nil)
+	id := create(t, n.Manager, "box").ID
+	n.Disks.Use(sandbox.DiskUsage{Bytes: 500 * mib})
+	n.Manager.WatchDisks()
+	n.Disks.Use(sandbox.DiskUsage{Bytes: -500 * mib})
+	n.Disks.Wrote(150 * mib)
+	n.Engine.Grow(id, sandbox.DiskUsage{Bytes: 150 * mib})
+	n.Manager.WatchDisks()
+	expectStopped(t, n, id, sandbox.ReasonDiskLimit)
 }
 
 func TestFailedMeasurementsStopNothing(t *testing.T) {

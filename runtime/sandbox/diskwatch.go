@@ -19,7 +19,7 @@ import (
 
 const (
 	// diskPeriod is how often a running sandbox is measured even so, if anything has changed: a
-	// program that frees space conceals others that use some.
+	// program that deletes files conceals others that create some.
 	diskPeriod = 5 * time.Minute
 	// A reserve that is not configured is at most this.
 	defaultDiskReserve  = 2 << 30
@@ -137,10 +137,15 @@ func (m *Manager) pollDisks() {
 			changed = changed || s.Used != w.last[i].Used
 		}
 	}
+	// Space that is freed does not conceal what is written at the same time.
+	wrote := rose
+	if len(now) > 0 && len(w.last) == len(now) {
+		wrote.Bytes = max(wrote.Bytes, now[0].Written-w.last[0].Written)
+	}
 	since := w.lastAt
 	w.last, w.lastAt = now, time.Now()
 	if changed {
-		m.growDisks(rose, since)
+		m.growDisks(wrote, since)
 	}
 	m.noteShortage(now, rose)
 }

@@ -22,6 +22,14 @@ type Disks struct {
 	engine *Engine
 	used   sandbox.DiskUsage // by others; guarded by engine.mu
 	usages int               // calls of Usage; guarded by engine.mu
+	wrote  int64             // guarded by engine.mu
+}
+
+// Wrote adds to what programs have written.
+func (d *Disks) Wrote(bytes int64) {
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	d.wrote += bytes
 }
 
 // Use adds what others than the containers use.
@@ -296,7 +304,7 @@ func (d *Disks) Space() ([]sandbox.DiskSpace, error) {
 	}
 	total := sandbox.DiskUsage{Bytes: 1 << 40, Entries: 100_000_000}
 	return []sandbox.DiskSpace{{
-		Path: "/disks", Total: total, Used: used, Free: sandbox.DiskUsage{Bytes: total.Bytes - used.Bytes, Entries: total.Entries - used.Entries},
+		Path: "/disks", Written: d.wrote, Total: total, Used: used, Free: sandbox.DiskUsage{Bytes: total.Bytes - used.Bytes, Entries: total.Entries - used.Entries},
 	}}, nil
 }
 
