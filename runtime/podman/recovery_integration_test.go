@@ -291,7 +291,7 @@ func TestDestroyRemovesFilesThatTheSandboxCreatedInItsRunFolder(t *testing.T) {
 	cfg := sandbox.DefaultConfig()
 	cfg.RunDir, cfg.GuestBinary = n.dir, guestBinary(t)
 	cfg.Images.Names = map[string]string{"base": baseImage}
-	m, err := sandbox.New(cfg, sandbox.Deps{Engine: n, Freezer: NewPauser(n.Engine),
+	m, err := sandbox.New(cfg, sandbox.Deps{Engine: n, Disks: sandboxtest.NewEngine(t).Disks(), Freezer: NewPauser(n.Engine),
 		Network: sandboxtest.NewNetwork(), Store: storetest.New(t), Creations: t.TempDir(), Origins: t.TempDir(), Log: n.log})
 	if err != nil {
 		t.Fatal(err)
