@@ -23,8 +23,11 @@ const (
 	// maxPacked bounds the bytes of all files of a tree, holes included: a layer has no holes,
 	// and a file with nothing but a hole is up to 8 EiB.
 	maxPacked = 256 << 30
-	// maxLinkNames bounds the memory for the names of files with several links.
-	maxLinkNames = 64 << 20
+	// maxPackNames bounds the memory for names: of the entries of folders that are being packed, and
+	// of files with several links.
+	maxPackNames = 128 << 20
+	// nameOverhead is what a name takes besides its bytes.
+	nameOverhead = 64
 )
 
 // Names and prefix of the entries that mark deletions in a layer:
@@ -58,12 +61,12 @@ type packer struct {
 	owner func(uid, gid uint32) (int, int)
 	bytes int64             // of files so far
 	links map[uint64]string // inode → first name
-	names int               // bytes of these
+	names int               // bytes of names in memory, at most maxPackNames
 }
 
 func (p *packer) folder(fd int, at string, depth int) error {
 	if depth > maxDepth {
-		return ErrTooDeep
+		return fmt.Errorf("%q %w: %w", at, ErrUnpackable, ErrTooDeep)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -81,9 +84,21 @@ func (p *packer) folder(fd int, at string, depth int) error {
 			return err
 		}
 	}
-	names, err := readNames(fd, 0)
+	held := 0
+	defer func() { p.names -= held }()
+	var names []string
+	err = eachNames(fd, func(some []string) error {
+		for _, name := range some {
+			held += len(name) + nameOverhead
+			if err := p.hold(name, at); err != nil {
+				return err
+			}
+		}
+		names = append(names, some...)
+		return nil
+	})
 	if err != nil {
-		return fmt.Errorf("read %q: %w", at, err)
+		return err
 	}
 	slices.Sort(names)
 	for _, name := range names {
@@ -93,6 +108,14 @@ func (p *packer) folder(fd int, at string, depth int) error {
 		if err := p.entry(fd, name, path.Join(at, name), depth); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// hold counts a name that stays in memory.
+func (p *packer) hold(name, at string) error {
+	if p.names += len(name) + nameOverhead; p.names > maxPackNames {
+		return fmt.Errorf("%q %w: names of files in one folder, or of files with several links, take more than %d MiB", at, ErrUnpackable, maxPackNames>>20)
 	}
 	return nil
 }
@@ -144,8 +167,8 @@ func (p *packer) entry(folder int, name, at string, depth int) error {
 		if first, ok := p.links[st.Ino]; ok {
 			return p.write(at, &st, tar.Header{Typeflag: tar.TypeLink, Linkname: first}, nil)
 		}
-		if p.names += len(at); p.names > maxLinkNames {
-			return fmt.Errorf("%q %w: the names of files with several links take more than %d MiB", at, ErrUnpackable, maxLinkNames>>20)
+		if err := p.hold(at, at); err != nil {
+			return err
 		}
 		p.links[st.Ino] = at
 	}

@@ -115,6 +115,36 @@ func TestPackWritesALayer(t *testing.T) {
 	}
 }
 
+// The kernel returns the names of a large folder in several parts.
+func TestPackWritesAllEntriesOfALargeFolder(t *testing.T) {
+	dir := t.TempDir()
+	const files = 5000
+	for i := range files {
+		testkit.NoError(t, "create a file", os.WriteFile(filepath.Join(dir, fmt.Sprintf("file-with-a-longer-name-%d", i)), nil, 0o600))
+	}
+	if entries := describe(t, pack(t, dir)); len(entries) != files+1 {
+		t.Errorf("the layer has %d entries, want %d files and the root", len(entries), files)
+	}
+}
+
+func TestPackRefusesFoldersThatAreNestedTooDeep(t *testing.T) {
+	dir := t.TempDir()
+	fd, err := openFolder(unix.AT_FDCWD, dir)
+	testkit.NoError(t, "open", err)
+	for range maxDepth + 1 {
+		testkit.NoError(t, "create a folder", unix.Mkdirat(fd, "d", 0o700))
+		inner, err := openFolder(fd, "d")
+		testkit.NoError(t, "open", err)
+		unix.Close(fd)
+		fd = inner
+	}
+	unix.Close(fd)
+	t.Cleanup(func() { testkit.NoError(t, "remove", Remove(dir, "d")) })
+	if err := Pack(t.Context(), io.Discard, dir, sameOwner); !errors.Is(err, ErrUnpackable) || !errors.Is(err, ErrTooDeep) {
+		t.Errorf("packed: %v", err)
+	}
+}
+
 func TestPackRefusesWhatALayerCannotHave(t *testing.T) {
 	for name, c := range map[string]struct {
 		entry string
