@@ -33,8 +33,8 @@ const (
 	// meanwhile. So one owner does not block the pushes of others.
 	maxOwnerPushes = 2
 
-	// maxExports limits the exports of snapshots in progress, each of which is a process of 19 MB
-	// that uses a core until the client has all.
+	// maxExports limits concurrent snapshot exports. Each export runs a process that uses 19 MB of
+	// memory and up to one CPU core until the client has received the archive.
 	maxExports = 8
 	// maxOwnerExports leaves exports to other owners.
 	maxOwnerExports = 2

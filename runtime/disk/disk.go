@@ -50,7 +50,7 @@ type Config struct {
 	Storage podman.Storage
 	// Folder is the helper's own, on the file system of the storage.
 	Folder string
-	// Run has a folder of each sandbox that its programs may write to.
+	// Run contains a folder for each sandbox that its programs can write to.
 	Run string
 	// Node is the id of the node.
 	Node string
@@ -181,8 +181,8 @@ func (c *Client) Space() ([]sandbox.DiskSpace, error) {
 	return spaces, nil
 }
 
-// dirtied returns how many bytes of files have been changed in memory since the machine started
-// (nr_dirtied of /proc/vmstat), or 0 if that is unknown. Direct I/O is not part of it.
+// dirtied returns how many bytes of the page cache have been dirtied since boot (nr_dirtied of
+// /proc/vmstat), or 0 if that is unknown. Direct I/O does not count.
 func dirtied() int64 {
 	text, err := os.ReadFile("/proc/vmstat")
 	if err != nil {
@@ -350,7 +350,7 @@ func (c *Client) start(ctx context.Context) (_ *helper, err error) {
 	return h, nil
 }
 
-// command returns a command of the helper in Podman's user namespace. It is killed when ctx ends.
+// command returns a command that runs the helper in Podman's user namespace until ctx ends.
 func (c *Client) command(ctx context.Context, userNS *os.File, name string) *exec.Cmd {
 	// Podman's storage makes mounts private, for which it needs a mount namespace of its own.
 	cmd := exec.CommandContext(ctx, "nsenter", "--user=/proc/self/fd/3", "--preserve-credentials", "--",
@@ -361,7 +361,7 @@ func (c *Client) command(ctx context.Context, userNS *os.File, name string) *exe
 	return cmd
 }
 
-// config is what the helper needs.
+// config returns the helper's configuration.
 func (c *Client) config() wire.Config {
 	storage := c.cfg.Storage
 	return wire.Config{

@@ -16,11 +16,11 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// exportBuffer is for one read of a pipe.
+// exportBuffer is the buffer size for reading the output of the process.
 const exportBuffer = 64 << 10
 
-// Export implements sandbox.Disks. Each export is a process of its own, which can be killed at any
-// time: it changes nothing.
+// Export implements sandbox.Disks. Each export runs in a separate process, which changes nothing and
+// can therefore be killed at any time.
 func (c *Client) Export(ctx context.Context, snapshot sandbox.SnapshotID, name string) (io.ReadCloser, error) {
 	userNS, err := netns.UserNamespace(ctx, c.cfg.NetnsHelper)
 	if err != nil {
@@ -58,7 +58,7 @@ type export struct {
 	cmd      *exec.Cmd
 	out      *bufio.Reader
 	message  message
-	err      error // after the end of the process
+	err      error // set when the process has ended
 }
 
 func (e *export) Read(p []byte) (int, error) {
@@ -72,7 +72,7 @@ func (e *export) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close kills the process if it runs, and waits for its end. Idempotent.
+// Close kills the process if it is running, and waits for it. Close is idempotent.
 func (e *export) Close() error {
 	e.cancel()
 	if e.err == nil {
@@ -102,10 +102,10 @@ func (e *export) end(err error) error {
 	return e.err
 }
 
-// message is the beginning of what a process prints.
+// message stores the beginning of a process's error output.
 type message struct{ text strings.Builder }
 
-// maxMessage is longer than each message, unless the path in it is very long.
+// maxMessage exceeds the length of all messages, except those with a very long path.
 const maxMessage = 2000
 
 func (m *message) Write(p []byte) (int, error) {

@@ -41,9 +41,9 @@ type Config struct {
 	// MemoryInterval is how often the memory is read.
 	MemoryInterval time.Duration
 
-	// DiskReserve are the bytes that stay free on each file system that sandboxes write to: with
-	// less, the node stops the sandbox that grows, and refuses what needs space. 0: a 20th of the
-	// file system, but no more than 2 GiB.
+	// DiskReserve is the number of bytes to reserve on each file system that sandboxes write to. If
+	// less is free, the node stops the sandbox that grows most and refuses operations that need
+	// space. 0 means a 20th of the file system, at most 2 GiB.
 	DiskReserve int64
 	// DiskInterval is how often the free space is read.
 	DiskInterval time.Duration
@@ -81,7 +81,7 @@ func DefaultConfig() Config {
 		// Reading takes 0.1 ms. A program that fills memory at 1 GB/s takes a second for the
 		// reserve of a machine with 20 GB.
 		MemoryInterval: time.Second,
-		// Reading takes 3 µs for each file system. A disk that takes 2 GB/s is filled by no more than 2 GB meanwhile.
+		// Reading takes 3 µs per file system. Between two reads, a disk with 2 GB/s receives at most 2 GB.
 		DiskInterval:  time.Second,
 		WakeTimeout:   time.Minute,
 		CreateTimeout: 15 * time.Minute,

@@ -175,33 +175,33 @@ type Disks interface {
 	// based on it, it returns ErrSnapshotInUse (wrapped) and changes nothing. Files that other
 	// snapshots are based on stay until those are deleted. Idempotent.
 	Delete(ctx context.Context, snapshot SnapshotID) error
-	// Export returns a snapshot as an archive of a container image with that name, as package
-	// ociimage describes it. It waits for the first byte. The end of ctx ends the archive with an
-	// error, and Close releases its resources. A snapshot with something that an image cannot have
-	// returns ErrUnexportable (wrapped), before the first byte. The caller prevents the deletion
-	// of the snapshot.
+	// Export exports a snapshot as a container image with this name, in the format that package
+	// ociimage describes. It returns when the first byte is available. If ctx ends, reads fail. The
+	// caller must close the archive to release its resources, and must prevent the deletion of the
+	// snapshot until then. If an image cannot represent a file of the snapshot, Export returns
+	// ErrUnexportable (wrapped).
 	Export(ctx context.Context, snapshot SnapshotID, name string) (io.ReadCloser, error)
 	// Measure returns the usage of a snapshot without its parents, or of the disk of a
 	// container if id is not empty.
 	Measure(ctx context.Context, id ID, snapshot SnapshotID) (DiskUsage, error)
-	// Usage returns all that a container has on the node's file systems: its disk, its run
-	// folder, and deleted files that its processes have open. pid is its first process; 0: it
-	// does not run. Counting stops beyond the limit, 0 for none; the usage that it returns then
-	// exceeds the limit. It has the lowest priority. Folders that are nested too deep to be
-	// measured return ErrTooDeep (wrapped).
+	// Usage returns the total usage of a container on the node's file systems: its disk, its run
+	// folder, and deleted files that its processes have open. pid is its first process, or 0 if it
+	// is not running. Counting stops at the limit, 0 for none; the returned usage then exceeds the
+	// limit. The measurement runs at the lowest priority. It returns ErrTooDeep (wrapped) if folders
+	// are nested too deep.
 	Usage(ctx context.Context, id ID, pid int, limit DiskUsage) (DiskUsage, error)
 	// Space returns the space of each file system that containers write to, always in the same
-	// order. It takes microseconds.
+	// order. A call takes microseconds.
 	Space() ([]DiskSpace, error)
 }
 
-// DiskSpace is the space of a file system. Entries are its inodes, all 0 if their number has no
-// bound.
+// DiskSpace is the space of a file system. Entries are inodes; all are 0 if the file system does not
+// limit their number.
 type DiskSpace struct {
-	Path              string // of a folder of the node there
+	Path              string // a folder of the node on the file system
 	Total, Used, Free DiskUsage
-	// Written is how many bytes programs have written to all file systems since the machine
-	// started, at least: it never decreases. 0: unknown.
+	// Written is a lower bound of the bytes that programs have written to all file systems since
+	// boot. It never decreases. 0 means unknown.
 	Written int64
 }
 

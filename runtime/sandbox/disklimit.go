@@ -8,23 +8,23 @@ import (
 )
 
 const (
-	// A sandbox that has exceeded the limit of its disk starts again, so that files can be deleted.
-	// In that run it may add a tenth of the limit, or this if that is more, and after each
-	// further stop half as much, but no less than the least.
+	// A sandbox that has exceeded its disk limit can start again, so that files can be deleted. In
+	// that run it may add a tenth of the limit, or this slack if it is larger. Each further stop
+	// halves that, down to the minimum slack.
 	diskSlack       = 64 << 20
 	leastDiskSlack  = 1 << 20
 	filesSlack      = 1000
 	leastFilesSlack = 100
-	// measureLimit bounds one measurement. A million files take 5 to 15 s.
+	// measureLimit is the timeout of a measurement. A million files take 5 to 15 s.
 	measureLimit = time.Minute
-	// A wake waits for the measurement after a stop, and not longer than this.
+	// A wake waits at most this long for the measurement after a stop.
 	stopMeasureLimit = 20 * time.Second
-	// failedMeasurementPause is the time until a sandbox that could not be measured or stopped is
-	// tried again.
+	// failedMeasurementPause is the delay before the node tries again to measure or stop a sandbox
+	// after a failure.
 	failedMeasurementPause = 10 * time.Second
 )
 
-// exceeds reports whether the usage is more than a limit, whose zeros are none.
+// exceeds reports whether the usage exceeds a limit. A zero in the limit means no limit.
 func (u DiskUsage) exceeds(limit DiskUsage) bool {
 	return limit.Bytes > 0 && u.Bytes > limit.Bytes || limit.Entries > 0 && u.Entries > limit.Entries
 }
@@ -37,7 +37,7 @@ func (u DiskUsage) minus(v DiskUsage) DiskUsage {
 	return DiskUsage{u.Bytes - v.Bytes, u.Entries - v.Entries}
 }
 
-// disk is the limit of the disk, as a usage.
+// disk returns the disk limit as a DiskUsage.
 func (l Limits) disk() DiskUsage { return DiskUsage{l.Disk, l.Files} }
 
 // beginRun notes that the container has started.
@@ -49,8 +49,8 @@ func (sb *Sandbox) beginRun(limits Limits) {
 	}
 }
 
-// allowance is the most that a sandbox with this usage may have in a run, after a number of stops
-// because of its disk.
+// allowance returns the maximum usage of a sandbox in its next run, given its usage now and how often
+// it was stopped because of its disk limit.
 func allowance(limit, usage int64, stops int, slack, least int64) int64 {
 	if limit == 0 || usage <= limit {
 		return limit
@@ -58,7 +58,7 @@ func allowance(limit, usage int64, stops int, slack, least int64) int64 {
 	return usage + max(max(limit/10, slack)>>min(max(stops-1, 0), 62), least)
 }
 
-// noteDisk notes a measurement.
+// noteDisk records a measurement.
 func (b *liveSandbox) noteDisk(usage DiskUsage) {
 	sb := b.view.Load()
 	within := !usage.exceeds(sb.Limits.disk())
@@ -74,7 +74,7 @@ func (b *liveSandbox) noteDisk(usage DiskUsage) {
 	b.m.journal.dirty(b)
 }
 
-// emptyDisk notes that the sandbox has a new container, whose disk is empty.
+// emptyDisk records that the sandbox has a new container with an empty disk.
 func (b *liveSandbox) emptyDisk() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -82,7 +82,7 @@ func (b *liveSandbox) emptyDisk() {
 	b.changeLocked(func(sb *Sandbox) { sb.Disk, sb.DiskStops = DiskUsage{}, 0 })
 }
 
-// beginDiskRun makes the next measurement due when the sandbox may have exceeded its new allowance.
+// beginDiskRun schedules the next measurement for when the sandbox may exceed its new allowance.
 func (b *liveSandbox) beginDiskRun() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -91,8 +91,8 @@ func (b *liveSandbox) beginDiskRun() {
 	}
 }
 
-// measureDisk measures the disk up to a limit, 0 for none, and notes the result if it is complete.
-// If the disk cannot be measured whatever the node does, it returns errUnmeasurable.
+// measureDisk measures the disk up to a limit, 0 for none, and lowers the upper bound if the result is
+// complete. It returns errUnmeasurable (wrapped) if the sandbox's programs prevent the measurement.
 func (b *liveSandbox) measureDisk(ctx context.Context, limit DiskUsage) (usage DiskUsage, err error) {
 	b.mu.Lock()
 	before := b.disk.bound
@@ -118,7 +118,7 @@ func (b *liveSandbox) measureDisk(ctx context.Context, limit DiskUsage) (usage D
 	return usage, err
 }
 
-// errUnmeasurable: the programs of a sandbox prevent the measurement of its disk.
+// errUnmeasurable means that a sandbox's programs prevent the measurement of its disk.
 var errUnmeasurable = errors.New("its disk cannot be measured")
 
 // enforceDisk measures the disk of a running sandbox, and stops the sandbox if it exceeds its
@@ -142,11 +142,11 @@ func (b *liveSandbox) enforceDisk(ctx context.Context) {
 	switch {
 	case err != nil:
 		why.disk = DiskUsage{}
-		why.detail = fmt.Sprintf("it may have more than %s, and its disk cannot be measured: %v", may, err)
+		why.detail = fmt.Sprintf("the sandbox may use more than its limit of %s, and its disk cannot be measured: %v", may, err)
 	case may != sb.Limits.disk():
-		why.detail = fmt.Sprintf("it had %s on its disk; the limit of size %s is %s, and this run could have %s to delete some", usage, sb.Size, sb.Limits.disk(), may)
+		why.detail = fmt.Sprintf("the sandbox used %s of disk; the limit of size %s is %s, raised to %s for this run so that files can be deleted", usage, sb.Size, sb.Limits.disk(), may)
 	default:
-		why.detail = fmt.Sprintf("it had %s on its disk; the limit of size %s is %s", usage, sb.Size, may)
+		why.detail = fmt.Sprintf("the sandbox used %s of disk; the limit of size %s is %s", usage, sb.Size, may)
 	}
 	b.stopForDisk(ctx, why)
 }
@@ -162,24 +162,24 @@ func (u DiskUsage) String() string {
 	return fmt.Sprintf("%s in %d files", bytesText(u.Bytes), u.Entries)
 }
 
-// mayExceed reports whether the sandbox could have written more than a limit.
+// mayExceed reports whether the upper bound of the sandbox's usage exceeds the limit.
 func (b *liveSandbox) mayExceed(limit DiskUsage) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.disk.bound.exceeds(limit)
 }
 
-// stopForDisk kills the sandbox, although leases are held: in the time to end by themselves its
-// programs would write on.
+// stopForDisk kills the sandbox even if leases are held. It does not allow a grace period, in which
+// the sandbox's programs would continue to write.
 func (b *liveSandbox) stopForDisk(ctx context.Context, why ending) {
 	err := b.killForDisk(ctx, why)
 	switch {
 	case err == nil:
 		b.m.metrics.diskStops.WithLabelValues(string(why.reason)).Inc()
-		b.m.log.Warn("stopped a sandbox because of its disk", "sandbox", b.id, "reason", why.reason, "detail", why.detail)
+		b.m.log.Warn("sandbox stopped because of its disk usage", "sandbox", b.id, "reason", why.reason, "detail", why.detail)
 		return
 	case errors.Is(err, errNotIdle), errors.Is(err, ErrDestroyed), ctx.Err() != nil:
-		return // it does not run any more
+		return // the sandbox is no longer running
 	}
 	b.m.log.Error("failed to stop a sandbox because of its disk, trying again", "sandbox", b.id, "error", err)
 	b.mu.Lock()
@@ -188,7 +188,7 @@ func (b *liveSandbox) stopForDisk(ctx context.Context, why ending) {
 }
 
 func (b *liveSandbox) killForDisk(ctx context.Context, why ending) error {
-	lockCtx, cancel := context.WithTimeout(ctx, freezeWait) // others are measured meanwhile
+	lockCtx, cancel := context.WithTimeout(ctx, freezeWait) // do not delay the measurement of other sandboxes
 	defer cancel()
 	if err := b.lockUsable(lockCtx); err != nil {
 		return err
@@ -207,14 +207,14 @@ func (b *liveSandbox) killForDisk(ctx context.Context, why ending) error {
 	return nil
 }
 
-// noteExceeded notes how much the sandbox has, after a stop at a usage for which the counting
-// stopped. The next wake waits for it, because its allowance depends on it. Needs the transition
-// lock.
+// noteExceeded measures and records the full usage of a stopped sandbox: the measurement that stopped
+// it ended at the limit. The next wake waits for it, because the allowance depends on the usage. The
+// caller must hold the transition lock.
 func (b *liveSandbox) noteExceeded(ctx context.Context, atLeast DiskUsage) {
 	ctx, cancel := context.WithTimeout(ctx, stopMeasureLimit)
 	defer cancel()
 	usage := b.view.Load().Disk
-	if atLeast != (DiskUsage{}) { // else it cannot be measured
+	if atLeast != (DiskUsage{}) { // otherwise the disk cannot be measured
 		var err error
 		if usage, err = b.measureDisk(ctx, DiskUsage{}); err != nil {
 			b.m.log.Warn("failed to measure the disk of a stopped sandbox", "sandbox", b.id, "error", err)

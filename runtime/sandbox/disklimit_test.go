@@ -47,7 +47,7 @@ func TestSandboxBeyondTheLimitOfItsDiskIsStopped(t *testing.T) {
 		detail string
 	}{
 		{"bytes", sandbox.DiskUsage{Bytes: 200 * mib}, "; the limit of size basic is 100 MiB in 5000 files"},
-		{"files", sandbox.DiskUsage{Entries: 5000}, "it had 5001 files on its disk"},
+		{"files", sandbox.DiskUsage{Entries: 5000}, "the sandbox used 5001 files of disk"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := openLimited(t, nil)

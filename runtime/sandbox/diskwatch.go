@@ -13,31 +13,32 @@ import (
 )
 
 // Project quotas need privileges that a rootless node does not have (docs/RATIONALE.md). Therefore
-// the node measures. That takes seconds for a large disk, so it measures a sandbox only if that can
-// have exceeded its limit: for each sandbox it has an upper bound, the last measurement and all
-// that was written to the file systems since then while the sandbox ran, by any program.
+// the node measures disks. Measuring a large disk takes seconds, so the node measures a sandbox only
+// if its upper bound exceeds its limit. The upper bound is the last measurement plus all bytes that
+// any program has written to the file systems since then while the sandbox was running.
 
 const (
-	// diskPeriod is how often a running sandbox is measured even so, if anything has changed: a
-	// program that deletes files conceals others that create some.
+	// diskPeriod is the interval at which a running sandbox is measured even if its upper bound is
+	// within the limit, provided that its disk may have changed: inodes that one program frees hide
+	// inodes that another program allocates.
 	diskPeriod = 5 * time.Minute
-	// A reserve that is not configured is at most this.
+	// The default reserve is at most this.
 	defaultDiskReserve  = 2 << 30
 	defaultFilesReserve = 100_000
-	// A sandbox is stopped for the node's reserve only if it has grown by this.
+	// Growth below this never stops a sandbox to protect the node's reserve.
 	minDiskGrowth  = 16 << 20
 	minFilesGrowth = 1000
 )
 
-// diskState is what is known about the disk of a sandbox. Guarded by liveSandbox.mu.
+// diskState is the measurement state of a sandbox's disk. Guarded by liveSandbox.mu.
 type diskState struct {
-	bound     DiskUsage // it has at most this, see diskPeriod
-	measured  time.Time // zero: not by this run of the node
-	changed   bool      // something has changed since
-	notBefore time.Time // when to try again
+	bound     DiskUsage // upper bound of the usage; see diskPeriod
+	measured  time.Time // zero: not since the node started
+	changed   bool      // the file systems have changed since
+	notBefore time.Time // earliest time of the next measurement
 }
 
-// diskWatch is the state of the rules for disks.
+// diskWatch is the node's state for enforcing disk limits and the reserve.
 type diskWatch struct {
 	polling sync.Mutex // held by pollDisks; guards:
 	last    []DiskSpace
@@ -47,22 +48,22 @@ type diskWatch struct {
 	// short describes the file system with less than the reserve; nil: none.
 	short atomic.Pointer[diskShortage]
 
-	measuring atomic.Bool        // by a goroutine
+	measuring atomic.Bool        // a measuring goroutine is running
 	mu        sync.Mutex         // guards:
-	interrupt context.CancelFunc // of the measurement under way, which a shortage interrupts
+	interrupt context.CancelFunc // cancels the current measurement when a shortage begins
 	urgent    bool               // the shortage has just begun
-	rose      DiskUsage          // written since the last relief
-	warned    bool               // that no sandbox has grown, in this shortage
+	rose      DiskUsage          // growth of the file systems since the last call of needsRelief that returned a shortage
+	warned    bool               // logged during this shortage that no sandbox has grown
 }
 
 // diskShortage is a file system with less free space than the reserve.
 type diskShortage struct {
 	space   DiskSpace
 	reserve DiskUsage
-	files   bool // inodes are short, not bytes
+	files   bool // inodes are below the reserve, not bytes
 }
 
-// of is the part of a usage that is short.
+// of returns the files or the bytes of a usage, whichever is below the reserve.
 func (s *diskShortage) of(u DiskUsage) int64 {
 	if s.files {
 		return u.Entries
@@ -70,10 +71,10 @@ func (s *diskShortage) of(u DiskUsage) int64 {
 	return u.Bytes
 }
 
-// leastGrowth is the least for which a sandbox is stopped.
+// leastGrowth returns the minimum growth for which a sandbox is stopped.
 func (s *diskShortage) leastGrowth() int64 { return s.of(DiskUsage{minDiskGrowth, minFilesGrowth}) }
 
-// growth describes by how much a sandbox has grown.
+// growth formats the growth of a sandbox.
 func (s *diskShortage) growth(by int64) string {
 	if s.files {
 		return fmt.Sprintf("%d files", by)
@@ -83,13 +84,13 @@ func (s *diskShortage) growth(by int64) string {
 
 func (s *diskShortage) String() string {
 	if s.files {
-		return fmt.Sprintf("%s had %d free inodes, %d are reserved", s.space.Path, s.space.Free.Entries, s.reserve.Entries)
+		return fmt.Sprintf("%s had %d free inodes; the reserve is %d", s.space.Path, s.space.Free.Entries, s.reserve.Entries)
 	}
-	return fmt.Sprintf("%s had %s free, %s are reserved", s.space.Path, bytesText(s.space.Free.Bytes), bytesText(s.reserve.Bytes))
+	return fmt.Sprintf("%s had %s free; the reserve is %s", s.space.Path, bytesText(s.space.Free.Bytes), bytesText(s.reserve.Bytes))
 }
 
-// CheckSpace returns ErrStoreFull (wrapped) while the disks have less free space than the reserve of
-// the node.
+// CheckSpace returns ErrStoreFull (wrapped) while a file system has less free space than the node's
+// reserve.
 func (m *Manager) CheckSpace() error {
 	if short := m.disks.short.Load(); short != nil {
 		return fmt.Errorf("%w: %s", ErrStoreFull, short)
@@ -97,8 +98,8 @@ func (m *Manager) CheckSpace() error {
 	return nil
 }
 
-// watchDisks reads the free space every DiskInterval. Measurements are made in another goroutine,
-// one at a time.
+// watchDisks reads the free space every DiskInterval. Measurements run in a separate goroutine, one
+// at a time.
 func (m *Manager) watchDisks(ctx context.Context) {
 	for pause(ctx, m.config().DiskInterval) == nil {
 		m.pollDisks()
@@ -137,7 +138,7 @@ func (m *Manager) pollDisks() {
 			changed = changed || s.Used != w.last[i].Used
 		}
 	}
-	// Space that is freed does not conceal what is written at the same time.
+	// Freed space can hide bytes written in the same interval, so use the written bytes if they are more.
 	wrote := rose
 	if len(now) > 0 && len(w.last) == len(now) {
 		wrote.Bytes = max(wrote.Bytes, now[0].Written-w.last[0].Written)
@@ -174,8 +175,8 @@ func (c *Config) diskReserve(s DiskSpace) DiskUsage {
 	return DiskUsage{bytes, min(s.Total.Entries/20, defaultFilesReserve)}
 }
 
-// shortage returns the first file system with less than the reserve, or nil. A shortage that lasts
-// ends when a quarter more than the reserve is free.
+// shortage returns the first file system with less free space than the reserve, or nil. With lasts,
+// it requires a quarter more than the reserve, so that a shortage does not end and begin repeatedly.
 func (c *Config) shortage(spaces []DiskSpace, lasts bool) *diskShortage {
 	for _, s := range spaces {
 		reserve := c.diskReserve(s)
@@ -204,16 +205,17 @@ func (m *Manager) noteShortage(now []DiskSpace, rose DiskUsage) {
 	switch {
 	case short != nil && before == nil:
 		w.urgent, w.warned = true, false
-		m.log.Warn("disk shortage began", "detail", short.String())
+		m.log.Warn("free disk space fell below the reserve", "detail", short.String())
 		if w.interrupt != nil {
-			w.interrupt() // those that grow are more urgent
+			w.interrupt() // finding the growing sandbox is more urgent
 		}
 	case short == nil && before != nil:
-		m.log.Info("disk shortage ended", "path", before.space.Path)
+		m.log.Info("free disk space recovered", "path", before.space.Path)
 	}
 }
 
-// needsRelief returns the shortage if it has just begun, or if more was written since.
+// needsRelief returns the shortage if it has just begun, or if the file systems have grown since the
+// last relief. Otherwise it returns nil.
 func (w *diskWatch) needsRelief() *diskShortage {
 	short := w.short.Load()
 	w.mu.Lock()
@@ -225,8 +227,8 @@ func (w *diskWatch) needsRelief() *diskShortage {
 	return short
 }
 
-// measureDue measures the sandboxes that are due, and relieves a shortage first. In the time between
-// two measurements, as long as the last one, the machine has other work to do.
+// measureDue first relieves a shortage, then measures the sandboxes that are due. After each
+// measurement, it pauses for as long as the measurement took, to leave the machine time for other work.
 func (m *Manager) measureDue(ctx context.Context) {
 	w := &m.disks
 	for ctx.Err() == nil {
@@ -246,7 +248,7 @@ func (m *Manager) measureDue(ctx context.Context) {
 	}
 }
 
-// interruptible calls f with a context that the beginning of a shortage ends.
+// interruptible calls f with a context that is canceled when a shortage begins.
 func (w *diskWatch) interruptible(ctx context.Context, f func(context.Context)) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -260,8 +262,8 @@ func (w *diskWatch) interruptible(ctx context.Context, f func(context.Context)) 
 	f(ctx)
 }
 
-// dueDisk returns a sandbox to measure: first those that may exceed their limits, then the one that
-// was measured longest ago.
+// dueDisk returns the next sandbox to measure, or nil. Sandboxes that may exceed their limits come
+// first, then the sandbox with the oldest measurement.
 func (m *Manager) dueDisk() *liveSandbox {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -278,8 +280,8 @@ func (m *Manager) dueDisk() *liveSandbox {
 	return due
 }
 
-// diskDue reports whether to measure the disk of a sandbox now: over, because it may exceed its
-// limits, or because it was measured long ago.
+// diskDue reports whether to measure the disk of a sandbox now: because it may exceed its limits
+// (over), or because its last measurement is too old.
 func (b *liveSandbox) diskDue(now time.Time) (over bool, since time.Time, due bool) {
 	sb := b.view.Load()
 	if sb.State != StateRunning {
@@ -299,12 +301,12 @@ func (b *liveSandbox) diskDue(now time.Time) (over bool, since time.Time, due bo
 type growth struct {
 	b     *liveSandbox
 	usage DiskUsage
-	by    int64 // of what is short
+	by    int64 // in files or bytes, see diskShortage.of
 	all   int64 // written by all programs since
 }
 
-// relieveDisk stops the running sandbox that has grown most since it was last measured, if any has
-// grown.
+// relieveDisk stops the running sandbox that has grown the most since it was last measured. It
+// reports false if none has grown.
 func (m *Manager) relieveDisk(ctx context.Context, short *diskShortage) (stopped bool) {
 	var most growth
 	for _, b := range m.busiest(ctx) {
@@ -318,7 +320,7 @@ func (m *Manager) relieveDisk(ctx context.Context, short *diskShortage) (stopped
 		if g.by > most.by {
 			most = g
 		}
-		if g.by >= short.leastGrowth() && g.by > g.all/2 { // no other has written more
+		if g.by >= short.leastGrowth() && g.by > g.all/2 { // no other sandbox can have grown more
 			break
 		}
 	}
@@ -326,17 +328,18 @@ func (m *Manager) relieveDisk(ctx context.Context, short *diskShortage) (stopped
 		m.disks.mu.Lock()
 		defer m.disks.mu.Unlock()
 		if !m.disks.warned && ctx.Err() == nil {
-			m.log.Warn("disk is short and no running sandbox has grown", "detail", short.String())
+			m.log.Warn("free disk space is low and no running sandbox has grown", "detail", short.String())
 		}
 		m.disks.warned = true
 		return false
 	}
 	most.b.stopForDisk(ctx, ending{reason: ReasonDiskPressure, disk: most.usage, diskLimit: most.b.view.Load().DiskAllowance,
-		detail: fmt.Sprintf("%s, and of all that ran it had grown most: by %s", short, short.growth(most.by))})
+		detail: fmt.Sprintf("%s; of all running sandboxes, this one had grown the most: by %s", short, short.growth(most.by))})
 	return true
 }
 
-// grown measures a sandbox. One that cannot be measured counts as grown by all that was written.
+// grown measures a sandbox and returns its growth. If the sandbox cannot be measured, grown assumes
+// that it wrote everything that was written.
 func (b *liveSandbox) grown(ctx context.Context, short *diskShortage) (growth, error) {
 	before := b.view.Load().Disk
 	b.mu.Lock()
@@ -353,8 +356,8 @@ func (b *liveSandbox) grown(ctx context.Context, short *diskShortage) (growth, e
 	return growth{b, usage, short.of(usage.minus(before)), all}, nil
 }
 
-// busiest returns the running sandboxes, by the CPU time that they have recently used: a program
-// that fills a disk uses some.
+// busiest returns the running sandboxes, sorted by recent CPU usage in descending order: a program
+// that fills a disk uses CPU time.
 func (m *Manager) busiest(ctx context.Context) []*liveSandbox {
 	share := map[*liveSandbox]float64{}
 	m.mu.RLock()

@@ -59,9 +59,9 @@ func TestSandboxThatGrewMostIsStoppedWhenTheDiskIsShort(t *testing.T) {
 		n.Manager.WatchDisks()
 		expectStates(t, n, ids, "running running stopped asleep")
 		ev := nextEvent(t, events, sandbox.EventStopped)
-		want := "/disks had 1.9 GiB free, 2.0 GiB are reserved, and of all that ran it had grown most: by 48 MiB"
+		want := "/disks had 1.9 GiB free; the reserve is 2.0 GiB; of all running sandboxes, this one had grown the most: by 48 MiB"
 		if files {
-			want = "/disks had 96000 free inodes, 100000 are reserved, and of all that ran it had grown most: by 3001 files"
+			want = "/disks had 96000 free inodes; the reserve is 100000; of all running sandboxes, this one had grown the most: by 3001 files"
 		}
 		if ev.Reason != sandbox.ReasonDiskPressure || ev.Detail != want {
 			t.Errorf("event %+v; want the detail %q", ev, want)
@@ -109,7 +109,7 @@ func TestShortDiskRefusesWhatNeedsSpace(t *testing.T) {
 		_, snapshot := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{})
 		_, forked := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 1})
 		for what, err := range map[string]error{"create": created, "snapshot": snapshot, "fork": forked, "check": n.Manager.CheckSpace()} {
-			if errors.Is(err, sandbox.ErrStoreFull) != want || want && !strings.Contains(err.Error(), "/disks had 2.0 GiB free, 2.0 GiB are reserved") {
+			if errors.Is(err, sandbox.ErrStoreFull) != want || want && !strings.Contains(err.Error(), "/disks had 2.0 GiB free; the reserve is 2.0 GiB") {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
@@ -131,12 +131,12 @@ func TestShortDiskRefusesWhatNeedsSpace(t *testing.T) {
 	setFree(n, reserve/4*5-4096)
 	n.Manager.WatchDisks()
 	if err := n.Manager.CheckSpace(); err == nil {
-		t.Error("it is no longer short with little more than the reserve")
+		t.Error("CheckSpace succeeded before a quarter more than the reserve was free")
 	}
 	setFree(n, reserve/4*5)
 	n.Manager.WatchDisks()
 	refuses(false)
-	if log := n.Log.String(); strings.Count(log, "disk shortage began") != 1 || strings.Count(log, "disk shortage ended") != 1 {
+	if log := n.Log.String(); strings.Count(log, "free disk space fell below the reserve") != 1 || strings.Count(log, "free disk space recovered") != 1 {
 		t.Errorf("the log: %s", log)
 	}
 }
@@ -145,7 +145,7 @@ func TestReserveIsConfigured(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.DiskReserve = 100 << 30 })
 	setFree(n, 100<<30-4096)
 	n.Manager.WatchDisks()
-	if err := n.Manager.CheckSpace(); err == nil || !strings.Contains(err.Error(), "100 GiB are reserved") {
+	if err := n.Manager.CheckSpace(); err == nil || !strings.Contains(err.Error(), "the reserve is 100 GiB") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -162,7 +162,7 @@ func TestShortageInterruptsAMeasurement(t *testing.T) {
 	n.Disks.Use(sandbox.DiskUsage{Bytes: 200 * mib})
 	n.Disks.AwaitBlocked(t, "usage")
 	setFree(n, reserve-100*mib)
-	n.Log.Await("disk shortage began")
+	n.Log.Await("free disk space fell below the reserve")
 	release() // of the relief's own measurement
 	n.Log.Await("no running sandbox has grown")
 	expectStopped(t, n, slow, "")

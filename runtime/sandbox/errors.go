@@ -32,7 +32,7 @@ var (
 	ErrTooManySnapshots = errors.New("the node has as many snapshots as it can")
 	// ErrSnapshotInUse is returned by Disks for a snapshot that containers are based on.
 	ErrSnapshotInUse = errors.New("snapshot is in use")
-	// ErrUnexportable: a snapshot has something that an image cannot have.
+	// ErrUnexportable means that a container image cannot represent a file of the snapshot.
 	ErrUnexportable = errors.New("snapshot cannot be exported")
 	// ErrClosed: the Manager is shutting down.
 	ErrClosed = errors.New("the node is shutting down")

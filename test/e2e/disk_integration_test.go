@@ -93,7 +93,7 @@ func TestSandboxThatFillsItsDiskDuringASnapshot(t *testing.T) {
 	b.exec("rm /srv/big; sync")
 }
 
-// No machine has that much free: the reserve makes the disk short for the node.
+// The reserve exceeds the free space of any machine, so the node reports low disk space.
 func TestShortDiskStopsTheSandboxThatGrows(t *testing.T) {
 	n := ownNode(t)
 	grows, other := n.newBox(t), n.newBox(t)
@@ -105,18 +105,18 @@ func TestShortDiskStopsTheSandboxThatGrows(t *testing.T) {
 		}
 	}
 	reload("disk_reserve 1000TiB")
-	testkit.Eventually(t, "the disk is short", func() bool { return n.metric(t, "doze_disk_short") == 1 })
+	testkit.Eventually(t, "doze_disk_short is 1", func() bool { return n.metric(t, "doze_disk_short") == 1 })
 	_, _, created := n.API.Create(testkit.Context(t), types.CreateSandboxRequest{Name: "refused"})
 	_, snapshot := n.API.CreateSnapshot(testkit.Context(t), other.id, types.CreateSnapshotRequest{})
 	_, upload := n.API.WriteFile(testkit.Context(t), other.id, "/srv/file", 0, strings.NewReader("text"))
 	for what, err := range map[string]error{"create": created, "snapshot": snapshot, "upload": upload} {
-		if !problem.Has(err, problem.NodeDiskFull) || !strings.Contains(err.Error(), "are reserved") {
+		if !problem.Has(err, problem.NodeDiskFull) || !strings.Contains(err.Error(), "the reserve is") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	grows.runToTheStop("dd if=/dev/zero of=/srv/big bs=1M count=300; sleep 1000")
 	grows.awaitState(types.StateStopped)
-	if ev := grows.awaitEvents("stopped", 1)[0]; ev.Reason != types.StateReasonDiskPressure || !strings.Contains(ev.Detail, "it had grown most") {
+	if ev := grows.awaitEvents("stopped", 1)[0]; ev.Reason != types.StateReasonDiskPressure || !strings.Contains(ev.Detail, "had grown the most") {
 		t.Errorf("it stopped: %+v", ev)
 	}
 	if other.exec("echo goes on") != "goes on" || len(other.events("stopped")) != 0 {
@@ -124,6 +124,6 @@ func TestShortDiskStopsTheSandboxThatGrows(t *testing.T) {
 	}
 	grows.exec("rm /srv/big")
 	reload()
-	testkit.Eventually(t, "the disk is no longer short", func() bool { return n.metric(t, "doze_disk_short") == 0 })
+	testkit.Eventually(t, "doze_disk_short returns to 0", func() bool { return n.metric(t, "doze_disk_short") == 0 })
 	n.newBox(t)
 }

@@ -23,15 +23,15 @@ import (
 	"github.com/doze-run/doze/runtime/disk/wire"
 )
 
-// ErrUnexportable: a snapshot has something that an image cannot have (wrapped).
+// ErrUnexportable means that a container image cannot represent a file of the snapshot. It is wrapped.
 var ErrUnexportable = tree.ErrUnpackable
 
 // Export reads a wire.Export from r, and writes a snapshot to w as an archive of an image: the
 // layers of the sandbox's image as they were imported, then one layer for each snapshot.
 //
-// It holds no lock of the storage while it reads layers, as the storage's own export does:
-// otherwise a client that reads slowly would block the creation of containers. The caller has to
-// prevent the deletion of the snapshot.
+// Unlike the export of Podman's storage, it does not hold a storage lock while it reads layers:
+// otherwise a slow client would block the creation of containers. The caller must prevent the
+// deletion of the snapshot until Export returns.
 func Export(r io.Reader, w io.Writer) error {
 	var request wire.Export
 	if err := json.NewDecoder(r).Decode(&request); err != nil {
@@ -49,7 +49,7 @@ func Export(r io.Reader, w io.Writer) error {
 	return ociimage.Write(w, image)
 }
 
-// exported returns the image of a snapshot, as others import it.
+// exported returns the image to export for a snapshot.
 func (d *Disks) exported(snapshot string) (ociimage.Image, error) {
 	var result ociimage.Image
 	image, err := d.store.Image(repository + snapshot)
@@ -85,8 +85,8 @@ func (d *Disks) exported(snapshot string) (ociimage.Image, error) {
 	return result, err
 }
 
-// chain returns a layer and those below it, the lowest first. A copy for the user ids of sandboxes
-// has the files of all layers that it was made from, which take its place: others have them, too.
+// chain returns a layer and the layers below it, lowest first. Podman squashes an image into one layer
+// with the user ids of sandboxes; chain returns the image's own layers instead, which other nodes have.
 func (d *Disks) chain(top string) ([]*storage.Layer, error) {
 	images, err := d.store.Images()
 	if err != nil {
@@ -109,13 +109,13 @@ func (d *Disks) chain(top string) ([]*storage.Layer, error) {
 	return layers, nil
 }
 
-// isSnapshot reports whether a layer has the files of a snapshot, and the digest and the tar-split
-// of no content.
+// isSnapshot reports whether a layer belongs to a snapshot. The digest and the tar-split that Podman's
+// storage has for such a layer are an empty layer's.
 func (d *Disks) isSnapshot(layer *storage.Layer) bool {
 	return slices.ContainsFunc(layer.Names, func(name string) bool { return strings.HasPrefix(name, d.layerPrefix()) })
 }
 
-// exportedLayer returns a layer, whose files it may have to read for that.
+// exportedLayer returns the layer to export. If the storage has no digest, it reads all files first.
 func (d *Disks) exportedLayer(layer *storage.Layer) (ociimage.Layer, error) {
 	split := filepath.Join(d.config.GraphRoot, d.config.Driver+"-layers", layer.ID+".tar-split.gz")
 	_, err := os.Stat(split)
@@ -129,10 +129,10 @@ func (d *Disks) exportedLayer(layer *storage.Layer) (ociimage.Layer, error) {
 	return ociimage.Layer{Digest: layer.UncompressedDigest, Size: layer.UncompressedSize, Write: write}, nil
 }
 
-// overflowID is the owner of files whose owner has no id in a container, as its programs see it.
+// overflowID is the kernel's overflow uid and gid, which a container sees for unmapped owners.
 const overflowID = 65534
 
-// pack writes a layer from its files.
+// pack writes a layer as a tar stream of its files.
 func (d *Disks) pack(w io.Writer, layer *storage.Layer) error {
 	mappings := idtools.NewIDMappingsFromMaps(layer.UIDMap, layer.GIDMap)
 	return tree.Pack(context.Background(), w, d.files(layer.ID), func(uid, gid uint32) (int, int) {
@@ -140,7 +140,7 @@ func (d *Disks) pack(w io.Writer, layer *storage.Layer) error {
 	})
 }
 
-// inContainer returns the id in the container of an id of the host.
+// inContainer maps a host id to the container's id.
 func inContainer(id int, mappings []idtools.IDMap) int {
 	if len(mappings) == 0 {
 		return id
@@ -153,8 +153,8 @@ func inContainer(id int, mappings []idtools.IDMap) int {
 	return overflowID
 }
 
-// assemble writes a layer of an image as it was imported: what is not content of files is in its
-// tar-split.
+// assemble writes an image layer byte for byte as it was imported. The content comes from the layer's
+// files, everything else from its tar-split.
 func (d *Disks) assemble(w io.Writer, layer *storage.Layer, split string) error {
 	file, err := os.Open(split)
 	if err != nil {
@@ -173,9 +173,9 @@ func (d *Disks) assemble(w io.Writer, layer *storage.Layer, split string) error 
 	return asm.WriteOutputTarStream(contents{root}, splitstorage.NewJSONUnpacker(plain), w)
 }
 
-// contents are the files of a layer. An archive may have several entries with one name, so that
-// the name of a file is a link or a pipe now: the first must not lead out of the layer, the second
-// not block.
+// contents opens the files of a layer. An archive can have several entries with the same name, so the
+// name of a regular file can now be a symbolic link or a pipe. A link must not escape the layer, and
+// opening a pipe must not block.
 type contents struct{ root *os.Root }
 
 func (c contents) Get(name string) (io.ReadCloser, error) {

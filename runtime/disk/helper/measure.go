@@ -31,7 +31,7 @@ func (d *Disks) Measure(r wire.Request, reply *wire.Reply) error {
 	})
 }
 
-// Usage returns all that a container has on the node's disks.
+// Usage returns the total disk usage of a container on the node.
 func (d *Disks) Usage(r wire.Request, reply *wire.Reply) error {
 	return d.measure(r, reply, func(ctx context.Context, m *measurement) error {
 		base, err := d.disk(r.Container)
@@ -54,7 +54,7 @@ func measured(r wire.Request) wire.Request {
 	return wire.Request{Container: r.Container, Snapshot: r.Snapshot}
 }
 
-// measure calls f in a thread of the lowest priority, with a context that Cancel ends.
+// measure calls f on a thread with the lowest priority, with a context that Cancel cancels.
 func (d *Disks) measure(r wire.Request, reply *wire.Reply, f func(context.Context, *measurement) error) error {
 	ctx, end := context.WithCancel(context.Background())
 	defer end()
@@ -70,7 +70,7 @@ func (d *Disks) measure(r wire.Request, reply *wire.Reply, f func(context.Contex
 		m := measurement{limit: tree.Usage(r.Limit)}
 		done := make(chan error)
 		go func() {
-			runtime.LockOSThread() // the thread ends with the goroutine, and with it the priority
+			runtime.LockOSThread() // the goroutine exits locked, which ends the thread and its priority
 			lowerPriority()
 			done <- f(ctx, &m)
 		}()
@@ -86,7 +86,8 @@ const (
 	niceness        = 19
 )
 
-// lowerPriority lets everything else go first. If it cannot, the measurement takes its share.
+// lowerPriority sets the lowest CPU and I/O priority for the thread. Failures are ignored: the
+// measurement then runs at normal priority.
 func lowerPriority() {
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceness) // of the thread
 	_, _, _ = unix.Syscall(unix.SYS_IOPRIO_SET, ioprioWhoThread, 0, ioprioIdle)
@@ -97,12 +98,12 @@ type measurement struct {
 	usage, limit tree.Usage
 }
 
-// exceeded reports whether the limit is exceeded: counting may stop.
+// exceeded reports whether the usage exceeds the limit, so that counting can stop.
 func (m *measurement) exceeded() bool {
 	return m.limit.Bytes > 0 && m.usage.Bytes > m.limit.Bytes || m.limit.Entries > 0 && m.usage.Entries > m.limit.Entries
 }
 
-// tree adds a tree.
+// tree adds the usage of the tree at path.
 func (m *measurement) tree(ctx context.Context, path string) error {
 	if m.exceeded() {
 		return nil
@@ -120,11 +121,12 @@ func (m *measurement) tree(ctx context.Context, path string) error {
 	return err
 }
 
-// maxDeleted bounds the memory for deleted files of one container. More count again.
+// maxDeleted limits the memory for inodes of one container's deleted files. Beyond that number, a file
+// that is open several times counts several times.
 const maxDeleted = 1 << 20
 
-// deleted adds the files that processes have open although they have been deleted. pid is the first
-// process of the container; the others descend from it.
+// deleted adds deleted files that processes still have open. pid is the first process of the
+// container; all others descend from it.
 func (m *measurement) deleted(ctx context.Context, pid int) error {
 	if pid == 0 {
 		return nil
@@ -135,7 +137,7 @@ func (m *measurement) deleted(ctx context.Context, pid int) error {
 		folder := "/proc/" + strconv.Itoa(pid) + "/fd/"
 		files, err := os.Open(folder)
 		if err != nil {
-			continue // it has ended
+			continue // the process has exited
 		}
 		for err == nil {
 			var names []string
@@ -165,15 +167,15 @@ func (m *measurement) deleted(ctx context.Context, pid int) error {
 	return nil
 }
 
-// inMemory reports whether a file uses memory and no disk.
+// inMemory reports whether a file is on tmpfs or hugetlbfs, which use no disk.
 func inMemory(path string) bool {
 	var fs unix.Statfs_t
 	err := unix.Statfs(path, &fs)
 	return err != nil || fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.HUGETLBFS_MAGIC
 }
 
-// descendants returns a process and its descendants that run. All processes of a PID namespace
-// descend from its first one.
+// descendants returns a process and its running descendants. All processes of a PID namespace descend
+// from its first process.
 func descendants(pid int) []int {
 	entries, _ := os.ReadDir("/proc")
 	children := map[int][]int{}

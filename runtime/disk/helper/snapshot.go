@@ -205,7 +205,7 @@ func (d *Disks) createImage(snapshot, base, layer string) (*storage.Image, error
 	})
 }
 
-// documents returns manifest and configuration of an image.
+// documents returns the manifest and the configuration of an image.
 func (d *Disks) documents(image string) (manifest, config map[string]any, err error) {
 	if manifest, err = d.document(image, storage.ImageDigestBigDataKey); err != nil {
 		return nil, nil, err

@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnpackable: a tree has what a layer of an image cannot have (wrapped, with the path).
+// ErrUnpackable means that an image layer cannot represent a file. It is wrapped, with the path.
 var ErrUnpackable = errors.New("cannot be in an image")
 
 const (
-	// maxPacked bounds the bytes of all files of a tree, holes included: a layer has no holes,
-	// and a file with nothing but a hole is up to 8 EiB.
+	// maxPacked limits the total size of a tree's files, including holes: a layer stores holes as
+	// zeros, and a sparse file can be up to 8 EiB.
 	maxPacked = 256 << 30
 	// maxPackNames bounds the memory for names: of the entries of folders that are being packed, and
 	// of files with several links.
@@ -37,11 +37,11 @@ const (
 	opaque   = ".wh..wh..opq"
 )
 
-// Pack writes the tree at path, the upper folder of an overlay, as a layer of an OCI image: its
-// entries in the order of their names, then the same bytes each time. Owner returns the owner that
-// an entry has in the layer.
+// Pack writes the tree at path, the upper folder of an overlay, as a layer of an OCI image. Entries
+// are sorted by name, so that each call writes the same bytes. owner maps the owner of a file to the
+// owner of its entry.
 //
-// A layer has no sockets, no access control lists, no holes and no times of access.
+// The layer omits sockets, access control lists and access times, and stores holes as zeros.
 func Pack(ctx context.Context, w io.Writer, path string, owner func(uid, gid uint32) (int, int)) error {
 	fd, err := openFolder(unix.AT_FDCWD, path)
 	if err != nil {
@@ -120,7 +120,7 @@ func (p *packer) hold(name, at string) error {
 	return nil
 }
 
-// hides reports whether a folder of an upper folder hides the one below it.
+// hides reports whether a folder is opaque, so that it hides the folder below it.
 func hides(fd int) (bool, error) {
 	for _, prefix := range []string{"user.", "trusted."} {
 		value, err := sized(nil, func(value []byte) (int, error) { return descriptor(fd).get(prefix+"overlay.opaque", value) })
@@ -145,7 +145,7 @@ func (p *packer) entry(folder int, name, at string, depth int) error {
 		return fmt.Errorf("inspect %q: %w", at, err)
 	}
 	if strings.HasPrefix(name, whiteout) {
-		return fmt.Errorf("%q %w: names that begin with %s mark deleted files there", at, ErrUnpackable, whiteout)
+		return fmt.Errorf("%q %w: names that begin with %s mark deleted files in an image", at, ErrUnpackable, whiteout)
 	}
 	kind := st.Mode & unix.S_IFMT
 	switch kind {
@@ -206,7 +206,7 @@ func (p *packer) file(folder int, name, at string) error {
 		return fmt.Errorf("%q: %w", at, errReplaced)
 	}
 	if st.Size > maxPacked-p.bytes {
-		return fmt.Errorf("%q %w: all files, holes included, have more than %d GiB", at, ErrUnpackable, maxPacked>>30)
+		return fmt.Errorf("%q %w: the total size of all files, including holes, exceeds %d GiB", at, ErrUnpackable, maxPacked>>30)
 	}
 	p.bytes += st.Size
 	if err := p.write(at, &st, tar.Header{Typeflag: tar.TypeReg, Size: st.Size}, descriptor(fd)); err != nil {
@@ -246,8 +246,8 @@ const (
 	attributeRecord = "SCHILY.xattr."
 )
 
-// records returns the extended attributes that a layer has: the user's, and the capabilities of
-// programs. Access control lists have user ids that no importer translates.
+// records returns the extended attributes to store in a layer: user attributes and file capabilities.
+// It omits access control lists, because no importer translates the user ids in them.
 func (p *packer) records(e attributed) (map[string]string, error) {
 	names, err := attributesOf(e)
 	if err != nil {
@@ -268,7 +268,7 @@ func (p *packer) records(e attributed) (map[string]string, error) {
 			}
 		}
 		if strings.Contains(name, "=") {
-			return nil, fmt.Errorf("the extended attribute %q %w: its name has an =", name, ErrUnpackable)
+			return nil, fmt.Errorf("the extended attribute %q %w: its name contains =", name, ErrUnpackable)
 		}
 		if records == nil {
 			records = map[string]string{}
@@ -286,8 +286,8 @@ const (
 	capabilities3Size    = 24
 )
 
-// capabilities returns the capabilities of a program without the user namespace that they apply
-// to, as an image has them; nil for one that is not the container's own.
+// capabilities returns file capabilities without the user namespace that they apply to, as an image
+// stores them. It returns nil for a user namespace other than the container's.
 func (p *packer) capabilities(value []byte) []byte {
 	if len(value) != capabilities3Size {
 		return value

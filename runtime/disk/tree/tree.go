@@ -138,9 +138,9 @@ func (c *Copy) Complete(ctx context.Context) (Usage, error) {
 	return Usage{Bytes: scan.bytes.Load(), Entries: scan.entries.Load()}, nil
 }
 
-// Measure returns the usage of the tree at path, which may change meanwhile. It uses no other
-// thread than the caller's. It stops when the usage exceeds the limit, which it then returns
-// exceeded; 0: none.
+// Measure returns the usage of the tree at path, which may change meanwhile. It runs on
+// the caller's thread only. It stops when the usage exceeds the limit, 0 for none; the returned usage
+// then exceeds the limit.
 func Measure(ctx context.Context, path string, limit Usage) (Usage, error) {
 	fd, err := openFolder(unix.AT_FDCWD, path)
 	if err != nil {
@@ -191,7 +191,7 @@ func (s *scanner) count(st stamp) {
 	s.entries.Add(1)
 	bytes := st.blocks * 512
 	if st.nlink > 1 && !st.isFolder() {
-		bytes /= int64(st.nlink) // all links are in the tree, which is a disk: no list of them is needed
+		bytes /= int64(st.nlink) // each link counts its share, because all links of a file are on the same disk
 	}
 	s.bytes.Add(bytes)
 }
@@ -312,8 +312,8 @@ func retry[T any](f func() (T, error)) (T, error) {
 	}
 }
 
-// readNames returns names in the folder fd without "." and "..": all, or the first ones if they are
-// more than about the limit.
+// readNames returns names in the folder fd, except "." and "..": all of them, or somewhat more than
+// limit.
 func readNames(fd, limit int) ([]string, error) {
 	var all []string
 	err := eachNames(fd, func(names []string) error {
@@ -328,8 +328,8 @@ func readNames(fd, limit int) ([]string, error) {
 	return all, err
 }
 
-// eachNames calls f with all names in the folder fd without "." and "..", some at a time, until f
-// returns an error, which it returns. A folder that has been removed has none.
+// eachNames calls f with the names in the folder fd, except "." and "..", in batches. It stops at the
+// first error of f and returns it. A removed folder has no names.
 func eachNames(fd int, f func(names []string) error) error {
 	buffer := make([]byte, 32<<10)
 	if _, err := unix.Seek(fd, 0, os.SEEK_SET); err != nil {

@@ -21,7 +21,7 @@ type Config struct {
 	Options                    []string
 	// Folder is the helper's own, on the file system of GraphRoot.
 	Folder string
-	// Run has a folder of each container that its programs may write to, named by its sandbox.
+	// Run contains a folder for each container, named after its sandbox, that its programs can write to.
 	Run string
 	// Node is the id of the node, whose snapshots no other node changes.
 	Node string
@@ -44,8 +44,8 @@ type Export struct {
 	Name     string // of the image
 }
 
-// Unexportable is the exit code of `doze-disk export` for a snapshot with something that an image
-// cannot have. Standard error has the reason.
+// Unexportable is the exit code of `doze-disk export` for a snapshot with a file that an image cannot
+// represent. The process writes the reason to standard error.
 const Unexportable = 3
 
 // Reply to a Request.
