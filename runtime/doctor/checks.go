@@ -372,7 +372,7 @@ func diskLimits(_ context.Context, cfg Config) Finding {
 	switch {
 	case fs == "":
 		return passed("%s; no project quotas: rootless podman cannot set them", how)
-	case strings.Contains(options, "prjquota") || strings.Contains(options, "pquota"):
+	case slices.ContainsFunc(strings.Split(options, ","), func(o string) bool { return o == "prjquota" || o == "pquota" }):
 		return passed("%s; %s has project quotas, which rootless podman cannot set for each sandbox: that needs CAP_SYS_ADMIN on the host", how, fs)
 	}
 	return passed("%s; no project quotas: %s is mounted without prjquota, and rootless podman could not set them: that needs CAP_SYS_ADMIN on the host", how, fs)

@@ -81,7 +81,7 @@ func DefaultConfig() Config {
 		// Reading takes 0.1 ms. A program that fills memory at 1 GB/s takes a second for the
 		// reserve of a machine with 20 GB.
 		MemoryInterval: time.Second,
-		// Reading takes 3 µs per file system. Between two reads, a disk with 2 GB/s receives at most 2 GB.
+		// Reading takes 50 µs. Between two reads, a disk with 2 GB/s receives at most 2 GB.
 		DiskInterval:  time.Second,
 		WakeTimeout:   time.Minute,
 		CreateTimeout: 15 * time.Minute,

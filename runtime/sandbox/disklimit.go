@@ -52,7 +52,7 @@ func (sb *Sandbox) beginRun(limits Limits) {
 // allowance returns the maximum usage of a sandbox in its next run, given its usage now and how often
 // it was stopped because of its disk limit.
 func allowance(limit, usage int64, stops int, slack, least int64) int64 {
-	if limit == 0 || usage <= limit {
+	if limit == 0 || usage < limit || usage == limit && stops == 0 {
 		return limit
 	}
 	return usage + max(max(limit/10, slack)>>min(max(stops-1, 0), 62), least)
@@ -78,7 +78,7 @@ func (b *liveSandbox) noteDisk(usage DiskUsage) {
 func (b *liveSandbox) emptyDisk() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.disk = diskState{measured: time.Now()}
+	b.disk = diskState{run: b.disk.run + 1, measured: time.Now()}
 	b.changeLocked(func(sb *Sandbox) { sb.Disk, sb.DiskStops = DiskUsage{}, 0 })
 }
 
@@ -86,16 +86,18 @@ func (b *liveSandbox) emptyDisk() {
 func (b *liveSandbox) beginDiskRun() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.disk.run++
 	if sb := b.view.Load(); b.disk.bound.exceeds(sb.DiskAllowance) {
 		b.disk.bound = sb.Disk
 	}
 }
 
 // measureDisk measures the disk up to a limit, 0 for none, and lowers the upper bound if the result is
-// complete. It returns errUnmeasurable (wrapped) if the sandbox's programs prevent the measurement.
-func (b *liveSandbox) measureDisk(ctx context.Context, limit DiskUsage) (usage DiskUsage, err error) {
+// complete. It returns errUnmeasurable (wrapped) if the sandbox's programs prevent the measurement, and
+// errNotIdle if the sandbox has started again or has another disk since.
+func (b *liveSandbox) measureDisk(ctx context.Context, limit DiskUsage) (usage DiskUsage, run int, err error) {
 	b.mu.Lock()
-	before := b.disk.bound
+	before, run := b.disk.bound, b.disk.run
 	b.mu.Unlock()
 	limited, cancel := context.WithTimeout(ctx, measureLimit)
 	defer cancel()
@@ -104,35 +106,38 @@ func (b *liveSandbox) measureDisk(ctx context.Context, limit DiskUsage) (usage D
 	defer b.mu.Unlock()
 	now := time.Now()
 	switch {
+	case run != b.disk.run:
+		err = errNotIdle
 	case err == nil && usage.exceeds(limit):
 	case err == nil:
 		grown := b.disk.bound.minus(before) // during the measurement
-		b.disk = diskState{bound: usage.plus(grown), measured: now}
+		b.disk = diskState{run: run, bound: usage.plus(grown), measured: now, changed: grown != (DiskUsage{})}
 	case ctx.Err() != nil:
 	case errors.Is(err, ErrTooDeep), limited.Err() != nil:
 		err = fmt.Errorf("%w: %w", errUnmeasurable, err)
+		b.disk.measured = now // others are measured before the next attempt
 		fallthrough
 	default:
 		b.disk.notBefore = now.Add(failedMeasurementPause)
 	}
-	return usage, err
+	return usage, run, err
 }
 
 // errUnmeasurable means that a sandbox's programs prevent the measurement of its disk.
 var errUnmeasurable = errors.New("its disk cannot be measured")
 
 // enforceDisk measures the disk of a running sandbox, and stops the sandbox if it exceeds its
-// allowance.
-func (b *liveSandbox) enforceDisk(ctx context.Context) {
+// allowance. The end of calm, which is derived from ctx, interrupts the measurement but not the stop.
+func (b *liveSandbox) enforceDisk(ctx, calm context.Context) {
 	sb := b.view.Load()
 	may := sb.DiskAllowance
-	usage, err := b.measureDisk(ctx, may)
+	usage, run, err := b.measureDisk(calm, may)
 	switch {
 	case err == nil && !usage.exceeds(may):
 		b.noteDisk(usage)
 		return
 	case err == nil:
-	case ctx.Err() != nil, errors.Is(err, ErrNoContainer):
+	case calm.Err() != nil, errors.Is(err, ErrNoContainer), errors.Is(err, errNotIdle):
 		return
 	case !errors.Is(err, errUnmeasurable) || !b.mayExceed(may):
 		b.m.log.Warn("failed to measure the disk of a sandbox, trying again", "sandbox", b.id, "error", err)
@@ -148,7 +153,7 @@ func (b *liveSandbox) enforceDisk(ctx context.Context) {
 	default:
 		why.detail = fmt.Sprintf("the sandbox used %s of disk; the limit of size %s is %s", usage, sb.Size, may)
 	}
-	b.stopForDisk(ctx, why)
+	b.stopForDisk(ctx, calm, run, why)
 }
 
 // String describes a usage, or a limit.
@@ -170,31 +175,33 @@ func (b *liveSandbox) mayExceed(limit DiskUsage) bool {
 }
 
 // stopForDisk kills the sandbox even if leases are held. It does not allow a grace period, in which
-// the sandbox's programs would continue to write.
-func (b *liveSandbox) stopForDisk(ctx context.Context, why ending) {
-	err := b.killForDisk(ctx, why)
+// the sandbox's programs would continue to write. run is of the measurement that is the reason. It
+// reports whether it stopped the sandbox.
+func (b *liveSandbox) stopForDisk(ctx, calm context.Context, run int, why ending) (stopped bool) {
+	err := b.killForDisk(ctx, calm, run, why)
 	switch {
 	case err == nil:
 		b.m.metrics.diskStops.WithLabelValues(string(why.reason)).Inc()
 		b.m.log.Warn("sandbox stopped because of its disk usage", "sandbox", b.id, "reason", why.reason, "detail", why.detail)
-		return
+		return true
 	case errors.Is(err, errNotIdle), errors.Is(err, ErrDestroyed), ctx.Err() != nil:
-		return // the sandbox is no longer running
+		return false // that run of the sandbox has ended, or the node ends
 	}
 	b.m.log.Error("failed to stop a sandbox because of its disk, trying again", "sandbox", b.id, "error", err)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.disk.notBefore = time.Now().Add(failedMeasurementPause)
+	return false
 }
 
-func (b *liveSandbox) killForDisk(ctx context.Context, why ending) error {
+func (b *liveSandbox) killForDisk(ctx, calm context.Context, run int, why ending) error {
 	lockCtx, cancel := context.WithTimeout(ctx, freezeWait) // do not delay the measurement of other sandboxes
 	defer cancel()
 	if err := b.lockUsable(lockCtx); err != nil {
 		return err
 	}
 	defer b.unlockTransition()
-	if b.state() != StateRunning {
+	if b.state() != StateRunning || b.diskRun() != run {
 		return errNotIdle
 	}
 	if err := b.stopLocked(ctx, modeForced, why, 0); err != nil {
@@ -202,21 +209,28 @@ func (b *liveSandbox) killForDisk(ctx context.Context, why ending) error {
 	}
 	b.discardDisk(ctx)
 	if why.reason == ReasonDiskLimit && b.view.Load().Persist != PersistNone {
-		b.noteExceeded(ctx, why.disk)
+		b.noteExceeded(calm, why.disk, why.diskLimit)
 	}
 	return nil
 }
 
+func (b *liveSandbox) diskRun() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.disk.run
+}
+
 // noteExceeded measures and records the full usage of a stopped sandbox: the measurement that stopped
 // it ended at the limit. The next wake waits for it, because the allowance depends on the usage. The
-// caller must hold the transition lock.
-func (b *liveSandbox) noteExceeded(ctx context.Context, atLeast DiskUsage) {
+// caller must hold the transition lock. A sandbox whose disk cannot be measured counts as having used
+// its allowance: otherwise each start would give it that again.
+func (b *liveSandbox) noteExceeded(ctx context.Context, atLeast, allowed DiskUsage) {
 	ctx, cancel := context.WithTimeout(ctx, stopMeasureLimit)
 	defer cancel()
-	usage := b.view.Load().Disk
+	usage := allowed
 	if atLeast != (DiskUsage{}) { // otherwise the disk cannot be measured
 		var err error
-		if usage, err = b.measureDisk(ctx, DiskUsage{}); err != nil {
+		if usage, _, err = b.measureDisk(ctx, DiskUsage{}); err != nil {
 			b.m.log.Warn("failed to measure the disk of a stopped sandbox", "sandbox", b.id, "error", err)
 			usage = atLeast
 		}

@@ -182,6 +182,7 @@ func TestFreedSpaceConcealsNoWrites(t *testing.T) {
 	n := openLimited(t, nil)
 	id := create(t, n.Manager, "box").ID
 	n.Disks.Use(sandbox.DiskUsage{Bytes: 500 * mib})
+	n.Disks.Wrote(1)
 	n.Manager.WatchDisks()
 	n.Disks.Use(sandbox.DiskUsage{Bytes: -500 * mib})
 	n.Disks.Wrote(150 * mib)
@@ -240,12 +241,16 @@ func TestSandboxThatCannotBeMeasuredIsStoppedOnceItMayHaveExceededItsLimit(t *te
 	if ev := nextEvent(t, events, sandbox.EventStopped); !strings.Contains(ev.Detail, "nested too deep") || ev.Disk != (sandbox.DiskUsage{}) {
 		t.Errorf("event %+v", ev)
 	}
-	// It starts again, and has time to remove them.
+	// It starts again, and has space to remove them, but not its whole limit.
 	mustWake(t, n, id)
 	n.Manager.TryAgain(id)
-	n.Disks.Use(sandbox.DiskUsage{Bytes: 90 * mib})
+	n.Disks.Use(sandbox.DiskUsage{Bytes: 50 * mib})
 	n.Manager.WatchDisks()
 	expectStopped(t, n, id, "")
+	n.Manager.TryAgain(id)
+	n.Disks.Use(sandbox.DiskUsage{Bytes: 20 * mib})
+	n.Manager.WatchDisks()
+	expectStopped(t, n, id, sandbox.ReasonDiskLimit)
 }
 
 func TestAllowanceSurvivesARestartOfTheNode(t *testing.T) {

@@ -32,6 +32,7 @@ const (
 
 // diskState is the measurement state of a sandbox's disk. Guarded by liveSandbox.mu.
 type diskState struct {
+	run       int       // changes with each start and each new disk
 	bound     DiskUsage // upper bound of the usage; see diskPeriod
 	measured  time.Time // zero: not since the node started
 	changed   bool      // the file systems have changed since
@@ -120,6 +121,7 @@ func (m *Manager) pollDisks() {
 	w := &m.disks
 	w.polling.Lock()
 	defer w.polling.Unlock()
+	at := time.Now()
 	now, err := m.deps.Disks.Space()
 	if err != nil {
 		if !w.failed {
@@ -140,12 +142,12 @@ func (m *Manager) pollDisks() {
 	}
 	// Freed space can hide bytes written in the same interval, so use the written bytes if they are more.
 	wrote := rose
-	if len(now) > 0 && len(w.last) == len(now) {
+	if len(now) > 0 && len(w.last) == len(now) && w.last[0].Written > 0 {
 		wrote.Bytes = max(wrote.Bytes, now[0].Written-w.last[0].Written)
 	}
 	since := w.lastAt
-	w.last, w.lastAt = now, time.Now()
-	if changed {
+	w.last, w.lastAt = now, at
+	if changed || wrote != (DiskUsage{}) {
 		m.growDisks(wrote, since)
 	}
 	m.noteShortage(now, rose)
@@ -232,34 +234,44 @@ func (w *diskWatch) needsRelief() *diskShortage {
 func (m *Manager) measureDue(ctx context.Context) {
 	w := &m.disks
 	for ctx.Err() == nil {
+		calm, end := w.untilShortage(ctx)
 		start := time.Now()
-		if short := w.needsRelief(); short != nil {
-			if m.relieveDisk(ctx, short) {
-				continue
-			}
-		} else if b := m.dueDisk(); b != nil {
-			w.interruptible(ctx, b.enforceDisk)
-		} else {
-			return
+		short, due := w.needsRelief(), (*liveSandbox)(nil)
+		if short == nil {
+			due = m.dueDisk()
 		}
-		if pause(ctx, time.Since(start)) != nil {
+		relieved := false
+		switch {
+		case short != nil:
+			relieved = m.relieveDisk(ctx, short)
+		case due != nil:
+			due.enforceDisk(ctx, calm)
+		}
+		if !relieved && (short != nil || due != nil) {
+			_ = pause(calm, time.Since(start)) // a shortage ends it, too
+		}
+		end()
+		if short == nil && due == nil {
 			return
 		}
 	}
 }
 
-// interruptible calls f with a context that is canceled when a shortage begins.
-func (w *diskWatch) interruptible(ctx context.Context, f func(context.Context)) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	set := func(interrupt context.CancelFunc) {
+// untilShortage returns a context that is canceled when a shortage begins, or by end.
+func (w *diskWatch) untilShortage(ctx context.Context) (calm context.Context, end func()) {
+	calm, cancel := context.WithCancel(ctx)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.interrupt = cancel
+	if w.urgent {
+		cancel()
+	}
+	return calm, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.interrupt = interrupt
+		w.interrupt = nil
+		cancel()
 	}
-	set(cancel)
-	defer set(nil)
-	f(ctx)
 }
 
 // dueDisk returns the next sandbox to measure, or nil. Sandboxes that may exceed their limits come
@@ -290,7 +302,7 @@ func (b *liveSandbox) diskDue(now time.Time) (over bool, since time.Time, due bo
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	d := b.disk
-	if b.gone || now.Before(d.notBefore) || sb.DiskAllowance == (DiskUsage{}) {
+	if b.gone || now.Before(d.notBefore) {
 		return false, time.Time{}, false
 	}
 	over = d.bound.exceeds(sb.DiskAllowance)
@@ -300,6 +312,7 @@ func (b *liveSandbox) diskDue(now time.Time) (over bool, since time.Time, due bo
 // growth is how much the disk of a running sandbox has grown since it was last measured.
 type growth struct {
 	b     *liveSandbox
+	run   int // of its disk
 	usage DiskUsage
 	by    int64 // in files or bytes, see diskShortage.of
 	all   int64 // written by all programs since
@@ -312,7 +325,7 @@ func (m *Manager) relieveDisk(ctx context.Context, short *diskShortage) (stopped
 	for _, b := range m.busiest(ctx) {
 		g, err := b.grown(ctx, short)
 		if err != nil {
-			if ctx.Err() == nil && !errors.Is(err, ErrNoContainer) {
+			if ctx.Err() == nil && !errors.Is(err, ErrNoContainer) && !errors.Is(err, errNotIdle) {
 				m.log.Warn("failed to measure the disk of a sandbox, trying again", "sandbox", b.id, "error", err)
 			}
 			continue
@@ -333,9 +346,14 @@ func (m *Manager) relieveDisk(ctx context.Context, short *diskShortage) (stopped
 		m.disks.warned = true
 		return false
 	}
-	most.b.stopForDisk(ctx, ending{reason: ReasonDiskPressure, disk: most.usage, diskLimit: most.b.view.Load().DiskAllowance,
+	stopped = most.b.stopForDisk(ctx, ctx, most.run, ending{reason: ReasonDiskPressure, disk: most.usage, diskLimit: most.b.view.Load().DiskAllowance,
 		detail: fmt.Sprintf("%s; of all running sandboxes, this one had grown the most: by %s", short, short.growth(most.by))})
-	return true
+	if !stopped {
+		m.disks.mu.Lock()
+		defer m.disks.mu.Unlock()
+		m.disks.rose = m.disks.rose.plus(DiskUsage{minDiskGrowth, minFilesGrowth}) // try again
+	}
+	return stopped
 }
 
 // grown measures a sandbox and returns its growth. If the sandbox cannot be measured, grown assumes
@@ -345,15 +363,15 @@ func (b *liveSandbox) grown(ctx context.Context, short *diskShortage) (growth, e
 	b.mu.Lock()
 	all := short.of(b.disk.bound.minus(before))
 	b.mu.Unlock()
-	usage, err := b.measureDisk(ctx, DiskUsage{})
+	usage, run, err := b.measureDisk(ctx, DiskUsage{})
 	if errors.Is(err, errUnmeasurable) {
-		return growth{b, usage, all, all}, nil
+		return growth{b, run, usage, all, all}, nil
 	}
 	if err != nil {
 		return growth{}, err
 	}
 	b.noteDisk(usage)
-	return growth{b, usage, short.of(usage.minus(before)), all}, nil
+	return growth{b, run, usage, short.of(usage.minus(before)), all}, nil
 }
 
 // busiest returns the running sandboxes, sorted by recent CPU usage in descending order: a program

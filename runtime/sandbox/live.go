@@ -105,6 +105,7 @@ func (m *Manager) newLiveSandbox(sb Sandbox) *liveSandbox {
 		portEvents: rate.NewLimiter(rate.Every(portEventInterval), portEventBurst),
 		listeners:  map[chan Event]struct{}{},
 		lines:      loglimit.New(lifePerSecond, lifeBurst),
+		disk:       diskState{bound: sb.Disk},
 	}
 	b.guest.SetDefaults(func() map[string]string { return m.uplink.Environment(sb.ID) })
 	b.guest.SetChanges(func() map[string]*string { return b.view.Load().EnvChanges })
