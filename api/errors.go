@@ -45,7 +45,7 @@ var sentinels = []struct {
 	{sandbox.ErrNotQuarantined, problem.QuarantineNotFound, "GET " + Prefix + "/node lists what is in quarantine"},
 	{sandbox.ErrSnapshotNotFound, problem.SnapshotNotFound, "GET " + Prefix + "/snapshots lists yours"},
 	{sandbox.ErrTooManySnapshots, problem.SnapshotLimitExceeded, "delete some first; nothing has changed"},
-	{sandbox.ErrUnexportable, problem.SnapshotUnsupported, "change that in a sandbox of the snapshot, and export a snapshot of it"},
+	{sandbox.ErrUnexportable, problem.SnapshotUnsupported, "create a sandbox from the snapshot, remove the cause, and export a new snapshot of that sandbox"},
 	{sandbox.ErrNotFound, problem.SandboxNotFound, "GET " + Prefix + "/sandbox lists yours"},
 	{sandbox.ErrImageNotAllowed, problem.ImageNotAllowed, "GET " + Prefix + "/node lists the allowed images"},
 	{sandbox.ErrImageMissing, problem.ImageUnavailable, "check the name of the image, and that the node can reach its registry"},

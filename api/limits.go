@@ -36,31 +36,31 @@ const (
 	// maxExports limits concurrent snapshot exports. Each export runs a process that uses 19 MB of
 	// memory and up to one CPU core until the client has received the archive.
 	maxExports = 8
-	// maxOwnerExports leaves exports to other owners.
+	// maxOwnerExports limits one owner's exports, so that one owner cannot block the exports of others.
 	maxOwnerExports = 2
 )
 
-// ownerLimiter is a limiter by owner and in total.
+// ownerLimiter limits concurrent requests, per owner and in total.
 type ownerLimiter struct {
 	used            quota.Keyed[string]
 	perOwner, total int
-	// refuse and refuseTotal are the problems of requests beyond the limits.
+	// refuse and refuseTotal are the errors for requests beyond the per-owner and the total limit.
 	refuse, refuseTotal *problem.Problem
 }
 
 func newPushes() *ownerLimiter {
 	return &ownerLimiter{
 		perOwner: maxOwnerPushes, total: maxPushes,
-		refuse:      problem.Newf(problem.PushLimitExceeded, "you push %d policies already, and one is compiled at a time; try again when a push has ended", maxOwnerPushes),
-		refuseTotal: problem.Newf(problem.PushLimitExceeded, "%d policies are pushed already, and one is compiled at a time; try again later", maxPushes),
+		refuse:      problem.Newf(problem.PushLimitExceeded, "you are already pushing %d policies, and the node compiles one at a time; try again when a push has finished", maxOwnerPushes),
+		refuseTotal: problem.Newf(problem.PushLimitExceeded, "%d policies are already being pushed, and the node compiles one at a time; try again later", maxPushes),
 	}
 }
 
 func newExports() *ownerLimiter {
 	return &ownerLimiter{
 		perOwner: maxOwnerExports, total: maxExports,
-		refuse:      problem.Newf(problem.ExportLimitExceeded, "you export %d snapshots already; try again when an export has ended", maxOwnerExports),
-		refuseTotal: problem.Newf(problem.ExportLimitExceeded, "%d snapshots are exported already; try again later", maxExports),
+		refuse:      problem.Newf(problem.ExportLimitExceeded, "you are already exporting %d snapshots; try again when an export has finished", maxOwnerExports),
+		refuseTotal: problem.Newf(problem.ExportLimitExceeded, "%d snapshots are already being exported; try again later", maxExports),
 	}
 }
 

@@ -153,7 +153,7 @@ func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
 			t.Fatalf("push %d: %v", i, err)
 		}
 		if i%maxOwnerPushes == maxOwnerPushes-1 {
-			if err := push(owner); err == nil || !strings.Contains(err.Error(), "you push") {
+			if err := push(owner); err == nil || !strings.Contains(err.Error(), "you are already pushing") {
 				t.Errorf("an owner pushes one more: %v", err)
 			}
 		}

@@ -23,7 +23,7 @@ type listInput struct {
 	Exchange
 	Label  []string    `query:"label,explode" maxItems:"64" maxLength:"512" nullable:"false" doc:"Only sandboxes with this label, as key=value; may be repeated"`
 	State  types.State `query:"state" doc:"Only sandboxes in this state"`
-	Usage  bool        `query:"usage" doc:"Whether to include the CPU time, the memory and the disk of each"`
+	Usage  bool        `query:"usage" doc:"Whether to include each sandbox's CPU time, memory and disk usage"`
 	Cursor string      `query:"cursor" maxLength:"255" doc:"next_cursor of the previous page"`
 	Limit  int         `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of sandboxes"`
 }

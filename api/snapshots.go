@@ -86,9 +86,9 @@ func (a *API) registerSnapshots() {
 	register(a, route{
 		method: http.MethodGet, path: "/snapshots/{snapshot}/export", id: "export-snapshot", tag: "snapshots",
 		summary: "Export a snapshot as a container image",
-		description: "Responds with an archive that `podman load`, `docker load` and skopeo read: an OCI image layout, which is a docker-archive too. " +
-			"It has the layers of the sandbox's image, and one for each snapshot, with the files alone: the environment, declared processes and other settings of the sandbox are not in it. " +
-			"The first byte comes when all files have been read. If the response cannot be completed, the connection is closed.",
+		description: "Responds with a tar archive for `podman load`, `docker load` and skopeo. It is both an OCI image layout and a docker-archive. " +
+			"The image has the layers of the sandbox's image and one layer for each snapshot. It has only files, not the environment, declared processes and other settings of the sandbox. " +
+			"The response begins when the node has read all files of the snapshot. If the export fails after that, the node closes the connection.",
 		codes:     []problem.Code{problem.SnapshotNotFound, problem.SnapshotUnsupported, problem.ExportLimitExceeded, problem.EngineUnavailable},
 		responses: map[int]*huma.Response{http.StatusOK: responseBytes("The image", ociimage.MediaType)},
 	}, a.exportSnapshot)

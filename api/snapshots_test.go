@@ -76,7 +76,7 @@ func TestExportIsAnImage(t *testing.T) {
 	s.refused(problem.SnapshotNotFound, "GET", "/snapshots/after/export", nil)
 }
 
-// TestExportsOfLeavingClientsEnd: each that goes on counts, and keeps the files of its snapshot.
+// TestExportsOfLeavingClientsEnd: a running export counts against the limit and pins its snapshot's files.
 func TestExportsOfLeavingClientsEnd(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("shop")

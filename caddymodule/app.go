@@ -91,8 +91,8 @@ type App struct {
 	// last 10 seconds and less than four times `memory_reserve` is available; `0%` means never.
 	// Default: `10%`.
 	MemoryStall *float64 `json:"memory_stall,omitempty"`
-	// The disk space that stays free: with less, the node stops the sandbox that grows most, and
-	// refuses new sandboxes, snapshots and uploads. Default: 5% of the file system, but at most
+	// Disk space to reserve. If less is free, the node refuses new sandboxes, snapshots and uploads,
+	// and stops the sandbox whose disk grows most. Default: 5% of the file system, but at most
 	// `2GiB`.
 	DiskReserve int64 `json:"disk_reserve,omitempty"`
 	// The time after which a wake has failed. Default: `1m`.
@@ -136,11 +136,11 @@ type Size struct {
 	Memory int64 `json:"memory,omitempty"`
 	// Processes and threads, at least 16. Default: no limit.
 	PIDs int64 `json:"pids,omitempty"`
-	// Disk space, at least 16 MiB: of all files beyond the image or snapshot, logs and
-	// `/.doze/run` included. Beyond it the sandbox is [stopped](../operations.md#disks).
+	// Maximum disk space in addition to the image or snapshot, including logs and `/.doze/run`; at
+	// least 16 MiB. A sandbox that exceeds it is [stopped](../operations.md#disks).
 	// Default: no limit.
 	Disk int64 `json:"disk,omitempty"`
-	// Files, folders and links, at least 100; as `disk`. Default: no limit.
+	// Maximum number of files, folders and links, counted like `disk`; at least 100. Default: no limit.
 	Files int64 `json:"files,omitempty"`
 	// User namespaces that programs may create. Sandboxes within the sandbox need them
 	// (bubblewrap, Chromium, `unshare --user`) if they run as another user than root. Beyond

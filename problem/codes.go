@@ -172,9 +172,9 @@ var (
 	SnapshotLimitExceeded = define(API, "snapshot_limit_exceeded", http.StatusConflict, "Too many snapshots",
 		"The node has 10,000 snapshots. Delete some first; `keep_last` and `max_age` do so by themselves.")
 	SnapshotUnsupported = define(API, "snapshot_unsupported", http.StatusUnprocessableEntity, "Snapshot cannot be exported",
-		"The snapshot has something that an image cannot have, such as a file whose name begins with `.wh.`, or files of more than 256 GiB, holes included; `detail` names it.")
+		"A container image cannot represent the snapshot: for example, a file's name begins with `.wh.`, or the files exceed 256 GiB, including holes. `detail` has the reason.")
 	ExportLimitExceeded = define(API, "export_limit_exceeded", http.StatusTooManyRequests, "Too many concurrent exports",
-		"Two of your snapshots, or eight of all owners, are being exported.", retryAfter(5))
+		"Two of your snapshots, or eight snapshots of all owners, are already being exported.", retryAfter(5))
 	SessionNotFound = define(API, "session_not_found", http.StatusNotFound, "Session not found",
 		"The sandbox has no session with this id.")
 	SessionLost = define(API, "session_lost", http.StatusGone, "Session has ended",

@@ -29,8 +29,8 @@ func (c *Client) Snapshot(ctx context.Context, idOrName string) (types.Snapshot,
 	return fetch[types.Snapshot](ctx, c, request{path: "/snapshots/" + url.PathEscape(idOrName)})
 }
 
-// ExportSnapshot returns a snapshot as an archive of a container image: an OCI image layout that is a
-// docker-archive too. The caller closes it.
+// ExportSnapshot exports a snapshot as a container image. The archive is both an OCI image layout and
+// a docker-archive. The caller must close it.
 func (c *Client) ExportSnapshot(ctx context.Context, idOrName string) (io.ReadCloser, error) {
 	resp, err := c.send(ctx, request{path: "/snapshots/" + url.PathEscape(idOrName) + "/export", transfer: true})
 	if err != nil {

@@ -13,7 +13,7 @@ type Event struct {
 	Cause      Cause          `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
 	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started; of snapshot_deleted: requested, or retention if max_age or keep_last deleted it"`
 	Error      string         `json:"error,omitempty" doc:"Description of what went wrong, for people"`
-	Detail     string         `json:"detail,omitempty" doc:"Of stopped because of memory_pressure, disk_limit or disk_pressure: the measurement, for people" example:"1.1 GiB of 24 GiB of memory were available, 5% are required"`
+	Detail     string         `json:"detail,omitempty" doc:"For stopped with the reason memory_pressure, disk_limit or disk_pressure: the measurement as human-readable text" example:"1.1 GiB of 24 GiB of memory were available, 5% are required"`
 	Port       uint16         `json:"port,omitempty" doc:"Of port_exposed, port_unexposed, port_opened and port_closed: the port"`
 	Listening  *ListeningPort `json:"listening,omitempty" doc:"Of port_opened and port_closed: what listens, or listened"`
 	Process    *Process       `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
@@ -23,8 +23,8 @@ type Event struct {
 	Forks      int            `json:"forks,omitempty" doc:"Of forked: how many sandboxes were created" example:"2"`
 	Until      time.Time      `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
 
-	Disk      *DiskUsage `json:"disk,omitempty" doc:"Of stopped because of disk_limit or disk_pressure: what the sandbox had; missing if it could not be measured. Counting stops at the limit"`
-	DiskLimit *DiskUsage `json:"disk_limit,omitempty" doc:"Of stopped because of disk_limit or disk_pressure: what it could have"`
+	Disk      *DiskUsage `json:"disk,omitempty" doc:"For stopped with the reason disk_limit or disk_pressure: the disk usage of the sandbox; missing if it could not be measured. Counting stops at the limit"`
+	DiskLimit *DiskUsage `json:"disk_limit,omitempty" doc:"For stopped with the reason disk_limit or disk_pressure: the limit that applied"`
 
 	MemoryBefore int64 `json:"memory_before,omitempty" doc:"Of memory_reclaimed: bytes of memory that the sandbox held before" example:"243269632"`
 	MemoryAfter  int64 `json:"memory_after,omitempty" doc:"Of memory_reclaimed: bytes of memory that it holds since, while it sleeps" example:"20971520"`

@@ -31,8 +31,8 @@ type Limits struct {
 	CPUs              float64 `json:"cpus,omitempty" doc:"CPU cores" example:"0.5"`
 	MemoryBytes       int64   `json:"memory_bytes,omitempty" doc:"Memory in bytes"`
 	PIDs              int64   `json:"pids,omitempty" doc:"Processes and threads"`
-	DiskBytes         int64   `json:"disk_bytes,omitempty" doc:"Disk space of files beyond the image or snapshot, in bytes"`
-	Files             int64   `json:"files,omitempty" doc:"Files, folders and links beyond the image or snapshot"`
+	DiskBytes         int64   `json:"disk_bytes,omitempty" doc:"Maximum disk space in addition to the image or snapshot, in bytes"`
+	Files             int64   `json:"files,omitempty" doc:"Maximum number of files, folders and links in addition to the image or snapshot"`
 	UserNamespaces    int64   `json:"user_namespaces,omitempty" doc:"User namespaces that programs can create, nested ones included"`
 	InotifyInstances  int64   `json:"inotify_instances,omitempty" doc:"Inotify instances, such as one for each program that watches files"`
 	InotifyWatches    int64   `json:"inotify_watches,omitempty" doc:"Files and directories watched with inotify"`

@@ -67,8 +67,8 @@ const (
 	StateReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 	StateReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
 	StateReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
-	StateReasonDiskLimit         StateReason = "disk_limit"         // killed because it exceeded the limit of its disk
-	StateReasonDiskPressure      StateReason = "disk_pressure"      // killed because the node's disk was nearly full and it grew most
+	StateReasonDiskLimit         StateReason = "disk_limit"         // killed because it exceeded its disk limit
+	StateReasonDiskPressure      StateReason = "disk_pressure"      // killed because the node's disk was nearly full and this sandbox's disk grew the most
 	StateReasonRetention         StateReason = "retention"          // of a snapshot: deleted by max_age or keep_last
 )
 
@@ -129,14 +129,14 @@ func (ConditionCode) Values() []ConditionCode {
 type Usage struct {
 	CPUSeconds  float64 `json:"cpu_seconds" doc:"CPU time of all its processes since the host booted; can restart at 0"`
 	MemoryBytes int64   `json:"memory_bytes" doc:"Memory in use, also while asleep; 0 when stopped. On hosts without a memory controller: the sum of its processes' resident memory"`
-	DiskBytes   int64   `json:"disk_bytes" doc:"Disk space of its files beyond its image or snapshot, of deleted files that are open included; as last measured, which can be minutes ago"`
-	Files       int64   `json:"files" doc:"Number of these files, folders and links, as last measured"`
+	DiskBytes   int64   `json:"disk_bytes" doc:"Disk space in addition to the image or snapshot, including deleted files that are still open. The measurement can be minutes old"`
+	Files       int64   `json:"files" doc:"Number of files, folders and links in addition to the image or snapshot, from the same measurement"`
 }
 
 // DiskUsage is an amount of disk space and files.
 type DiskUsage struct {
-	Bytes int64 `json:"bytes,omitempty" doc:"Disk space in bytes; of a limit: missing if it has none"`
-	Files int64 `json:"files,omitempty" doc:"Files, folders and links; of a limit: missing if it has none"`
+	Bytes int64 `json:"bytes,omitempty" doc:"Disk space in bytes; missing in a limit that does not restrict it"`
+	Files int64 `json:"files,omitempty" doc:"Number of files, folders and links; missing in a limit that does not restrict it"`
 }
 
 // SandboxList is a page of sandboxes.

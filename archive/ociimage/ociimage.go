@@ -1,7 +1,7 @@
-// Package ociimage writes container images as archives, and unpacks the archives.
+// Package ociimage writes container images as tar archives, and unpacks them.
 //
-// An archive is a tar stream with an OCI image layout, which also has the list of docker-archive:
-// `podman load`, `docker load` and skopeo read it as either. See
+// An archive is an OCI image layout that also contains the manifest.json of the docker-archive format:
+// `podman load`, `docker load` and skopeo can read it as either format. See
 // https://github.com/opencontainers/image-spec/blob/main/image-layout.md.
 package ociimage
 
@@ -21,13 +21,13 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// MediaType of an archive.
+// MediaType is the media type of an archive.
 const MediaType = "application/x-tar"
 
-// Image is what Write writes.
+// Image is a container image for Write.
 type Image struct {
 	Name   string // such as localhost/shop:latest
-	Config []byte // its JSON document, whose rootfs names the layers
+	Config []byte // the image configuration as JSON; rootfs lists the layers
 	Layers []Layer
 }
 
@@ -35,18 +35,18 @@ type Image struct {
 type Layer struct {
 	Digest digest.Digest
 	Size   int64
-	// Write writes the stream: each time the same.
+	// Write writes the stream. Each call writes the same bytes.
 	Write func(io.Writer) error
 }
 
-// Measure returns the layer that write writes.
+// Measure calls write once to compute the digest and the size of a layer, and returns the layer.
 func Measure(write func(io.Writer) error) (Layer, error) {
 	sum := newSummer(io.Discard)
 	err := write(sum)
 	return Layer{Digest: sum.digester.Digest(), Size: sum.size, Write: write}, err
 }
 
-// summer computes digest and size of what is written to it.
+// summer computes the digest and the size of the data written to it.
 type summer struct {
 	io.Writer
 	digester digest.Digester
@@ -64,8 +64,8 @@ func (s *summer) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Write writes an archive. An error leaves the stream without its end, as when a layer is not what
-// it was.
+// Write writes an image as an archive. If it fails, the stream is incomplete. It fails if the content
+// of a layer does not match the layer's digest.
 func Write(w io.Writer, image Image) error {
 	config := descriptor(v1.MediaTypeImageConfig, image.Config)
 	var layers []v1.Descriptor
@@ -128,7 +128,7 @@ func writeFile(out *tar.Writer, name string, size int64, write func(io.Writer) e
 	return out.Flush() // fails if the file is shorter than its size
 }
 
-// dockerManifest is the list of the images of a docker-archive.
+// dockerManifest is the file of a docker-archive that lists its images.
 const dockerManifest = "manifest.json"
 
 type dockerImage struct {
@@ -137,7 +137,7 @@ type dockerImage struct {
 	Layers   []string
 }
 
-// encode encodes a document whose type has an encoding for all values.
+// encode marshals a document of a type that always marshals without an error.
 func encode(document any) []byte {
 	content, err := json.Marshal(document)
 	if err != nil {
@@ -150,22 +150,22 @@ func descriptor(mediaType string, content []byte) v1.Descriptor {
 	return v1.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(content), Size: int64(len(content))}
 }
 
-// blobFolder is where an image layout has the blobs whose names are SHA-256 digests.
+// blobFolder is the folder of an image layout for blobs with SHA-256 digests.
 const blobFolder = v1.ImageBlobsDir + "/sha256"
 
 func blobPath(d digest.Digest) string { return path.Join(blobFolder, d.Encoded()) }
 
 const (
-	// maxEntries is more than Write writes: a snapshot has up to 64 layers, on an image's.
+	// maxEntries exceeds what Write writes: a snapshot adds up to 64 layers to its image's.
 	maxEntries = 1000
-	// maxDocument bounds the files that are not blobs.
+	// maxDocument limits the size of files that are not blobs.
 	maxDocument = 4 << 20
 )
 
 var isBlob = regexp.MustCompile("^" + blobFolder + "/[0-9a-f]{64}$").MatchString
 
-// Unpack writes the image layout of an archive that Write has written into a folder. It checks the
-// digests, and writes nothing outside of the folder.
+// Unpack unpacks an archive that Write has written, as an OCI image layout in a folder. It verifies
+// the digests, and writes nothing outside the folder.
 func Unpack(root *os.Root, archive io.Reader) error {
 	if err := root.MkdirAll(blobFolder, 0o755); err != nil {
 		return err

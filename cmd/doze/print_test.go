@@ -40,7 +40,7 @@ func TestTables(t *testing.T) {
 		{Type: "slept", Time: at, Reason: "idle"},
 		{Type: "memory_reclaimed", Time: at, DurationMS: 310, MemoryBefore: 232 << 20, MemoryAfter: 20 << 20},
 		{Type: "stopped", Time: at, Reason: "memory_pressure", Detail: "0.8 GiB of 24 GiB of memory were available, 5% are required"},
-		{Type: "stopped", Time: at, Reason: "disk_limit", Detail: "it had 10 GiB in 8120 files on its disk; the limit of size basic is 10 GiB in 1000000 files",
+		{Type: "stopped", Time: at, Reason: "disk_limit", Detail: "the sandbox used 10 GiB in 8120 files of disk; the limit of size basic is 10 GiB in 1000000 files",
 			Disk: &types.DiskUsage{Bytes: 10<<30 + 4096, Files: 8120}, DiskLimit: &types.DiskUsage{Bytes: 10 << 30, Files: 1_000_000}},
 		{Type: "process_exited", Time: at, Process: &killed},
 		{Type: "port_exposed", Time: at, Port: 3000},

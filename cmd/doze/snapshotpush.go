@@ -21,14 +21,14 @@ func (a *app) pushSnapshotCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "push SNAPSHOT DESTINATION",
 		Short: "Export a snapshot as a container image",
-		Long: `Export a snapshot as a container image, with its files and the layers of the image that it
+		Long: `Export a snapshot as a container image. It includes the layers of the image that the snapshot
 is based on. DESTINATION is one of
 
   oci-archive:FILE     an archive for podman load and docker load; - is standard output
-  docker-archive:FILE  the same archive, which is of both formats
+  docker-archive:FILE  the same archive; it has both formats
   oci:FOLDER           an OCI image layout in a new folder
 
-An incomplete export leaves nothing behind. The image is named localhost/SANDBOX:SNAPSHOT.
+A failed export leaves no files behind. The image is named localhost/SANDBOX:SNAPSHOT.
 The environment, declared processes and other settings of the sandbox are not part of it.`,
 		Example: `  doze snapshot push before-upgrade oci-archive:shop.tar
   doze snapshot push before-upgrade oci-archive:- | ssh other-node podman load
@@ -61,12 +61,12 @@ The environment, declared processes and other settings of the sandbox are not pa
 	}
 }
 
-// destination is where an image is pushed to.
+// destination is a parsed DESTINATION argument.
 type destination struct {
 	transport, path string
 }
 
-// The transports of destinations, which have the names that Podman and skopeo give them.
+// Transports of destinations, with the names that Podman and skopeo use.
 const (
 	ociFolder     = "oci"
 	ociArchive    = "oci-archive"
@@ -93,8 +93,8 @@ func (a *app) parseDestination(text string) (destination, error) {
 
 func (to destination) isStandardOutput() bool { return to.path == "-" }
 
-// write writes the archive that open returns. It finds out before whether it can, and leaves
-// nothing after an error.
+// write writes the archive that open returns. It creates the file or folder before it calls open, and
+// deletes it after an error.
 func (to destination) write(out io.Writer, open func() (io.ReadCloser, error), counted func(io.Reader) io.Reader) error {
 	copied := func(use func(io.Reader) error) error {
 		archive, err := open()

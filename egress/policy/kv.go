@@ -109,7 +109,7 @@ func (k *kv) forget(name string) {
 	if s := k.spaces[name]; s != nil {
 		s.mu.Lock()
 		s.grow(-s.size)
-		clear(s.entries) // trim may have it, and would subtract their sizes again
+		clear(s.entries) // trim may still hold this space, and would subtract the sizes of its entries again
 		s.gone = true
 		s.mu.Unlock()
 		delete(k.spaces, name)

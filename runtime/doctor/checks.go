@@ -364,10 +364,10 @@ func disk(_ context.Context, cfg Config) Finding {
 	return passed("%.0f GiB are free for %s", float64(free)/(1<<30), cfg.Home)
 }
 
-// diskLimits reports how the limits of disks are enforced. The kernel accepts limits of projects only
-// with CAP_SYS_ADMIN in its first user namespace: quotactl(2).
+// diskLimits reports how disk limits are enforced. The kernel accepts project quotas only with
+// CAP_SYS_ADMIN in the initial user namespace: quotactl(2).
 func diskLimits(_ context.Context, cfg Config) Finding {
-	const how = "measured every second where they may be exceeded, and sandboxes beyond them are stopped"
+	const how = "measured by the node, which stops sandboxes that exceed them"
 	fs, options := mountOf(cfg, cfg.Home)
 	switch {
 	case fs == "":

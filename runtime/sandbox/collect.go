@@ -49,8 +49,8 @@ func (m *Manager) collect(ctx context.Context) {
 	}
 }
 
-// unusedSnapshots returns the deleted snapshots that no disk is based on and that no export reads, the
-// newest first: they may be based on the others. No disk can become based on them.
+// unusedSnapshots returns the deleted snapshots that no disk is based on and that no export reads,
+// newest first, because a snapshot can be based on an older one. No new disk can be based on them.
 func (m *Manager) unusedSnapshots() []Snapshot {
 	m.snapshots.changing.Lock()
 	defer m.snapshots.changing.Unlock()

@@ -36,7 +36,7 @@ func expectStopped(t *testing.T, n *sandboxtest.Node, id sandbox.ID, reason sand
 		want = sandbox.StateRunning
 	}
 	if sb, _ := n.Manager.ByID(id); sb.State != want || sb.StateReason != reason {
-		t.Errorf("it is %s (%s), want %s (%s)", sb.State, sb.StateReason, want, reason)
+		t.Errorf("sandbox is %s (%s), want %s (%s)", sb.State, sb.StateReason, want, reason)
 	}
 }
 
@@ -52,7 +52,7 @@ func TestSandboxBeyondTheLimitOfItsDiskIsStopped(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			n := openLimited(t, nil)
 			id, other := create(t, n.Manager, "box").ID, create(t, n.Manager, "other").ID
-			lease := acquire(t, n.Manager, id) // a use of it does not protect it
+			lease := acquire(t, n.Manager, id) // a lease does not protect the sandbox
 			events := subscribe(t, n.Manager, id)
 			n.Engine.Grow(id, c.grow)
 			n.Engine.Grow(other, sandbox.DiskUsage{Bytes: 99 * mib, Entries: 4000})
@@ -70,7 +70,7 @@ func TestSandboxBeyondTheLimitOfItsDiskIsStopped(t *testing.T) {
 			}
 			sb, _ := n.Manager.ByID(id)
 			if want := (sandbox.DiskUsage{Bytes: c.grow.Bytes, Entries: 1 + c.grow.Entries}); sb.Disk != want || sb.DiskStops != 1 || sb.StoppedOnPurpose() {
-				t.Errorf("it has %+v (%d stops), want all of %+v", sb.Disk, sb.DiskStops, want)
+				t.Errorf("disk usage is %+v (%d stops), want the full usage %+v", sb.Disk, sb.DiskStops, want)
 			}
 			mustBeWell(t, n, id)
 		})
@@ -104,7 +104,7 @@ func TestStoppedSandboxStartsAgainToDeleteFiles(t *testing.T) {
 		mustWake(t, n, id)
 		sb, _ := n.Manager.ByID(id)
 		if got := sb.DiskAllowance.Bytes - sb.Disk.Bytes; got != slack*mib || sb.DiskAllowance.Entries != 5000 {
-			t.Errorf("with %s it may have %s, want %d MiB more", sb.Disk, sb.DiskAllowance, slack)
+			t.Errorf("allowance at a usage of %s is %s, want %d MiB more than the usage", sb.Disk, sb.DiskAllowance, slack)
 		}
 		grow(slack)
 		expectStopped(t, n, id, "")
@@ -116,12 +116,12 @@ func TestStoppedSandboxStartsAgainToDeleteFiles(t *testing.T) {
 	expectStopped(t, n, id, "") // above the limit, and below what this run may have
 	grow(-100)
 	if sb, _ := n.Manager.ByID(id); sb.DiskStops != 0 || sb.DiskAllowance.Bytes != 100*mib {
-		t.Errorf("within the limit again: %d stops, %s are allowed", sb.DiskStops, sb.DiskAllowance)
+		t.Errorf("within the limit again: %d stops, allowance %s", sb.DiskStops, sb.DiskAllowance)
 	}
 	grow(50)
 	expectStopped(t, n, id, sandbox.ReasonDiskLimit) // the limit counts again
 	if sb := mustWake(t, n, id); sb.DiskAllowance.Bytes-sb.Disk.Bytes != 64*mib {
-		t.Errorf("the first stop since: with %s it may have %s", sb.Disk, sb.DiskAllowance)
+		t.Errorf("after the first stop since: usage %s, allowance %s", sb.Disk, sb.DiskAllowance)
 	}
 }
 
@@ -152,18 +152,18 @@ func TestDisksAreMeasuredOnlyIfTheyMayExceedTheirLimits(t *testing.T) {
 	n.Disks.Use(sandbox.DiskUsage{Bytes: 39 * mib})
 	expect("39 MiB more", 0)
 	n.Disks.Use(sandbox.DiskUsage{Bytes: 2 * mib})
-	expect("b may have 101 MiB; it has 60", 1)
+	expect("the upper bound of b is 101 MiB, its usage 60", 1)
 	n.Disks.Use(sandbox.DiskUsage{Bytes: 39 * mib})
-	expect("b may have 99 MiB, a 80", 0)
+	expect("the upper bound of b is 99 MiB, a's 80", 0)
 	n.Disks.Use(sandbox.DiskUsage{Bytes: -39 * mib})
 	n.Disks.Use(sandbox.DiskUsage{Entries: 4000})
 	expect("space was freed, and a few files made", 0)
 	n.Disks.Use(sandbox.DiskUsage{Entries: 1000})
-	expect("each may have 5,001 files", 2)
+	expect("the upper bound of each is 5,001 files", 2)
 	if got := states(t, n, ids); got != "running running asleep stopped" {
-		t.Errorf("they are %s", got)
+		t.Errorf("states of the sandboxes: %s", got)
 	}
-	// The writes of others meanwhile do not count.
+	// Writes by other programs while a sandbox is not running do not count.
 	mustWake(t, n, asleep)
 	mustWake(t, n, stopped)
 	expect("two woke", 0)
@@ -224,7 +224,7 @@ func TestFailedReadsOfTheSpaceAreLoggedOnce(t *testing.T) {
 	expectStopped(t, n, id, sandbox.ReasonDiskLimit) // the writes meanwhile count
 }
 
-// Programs must not escape by folders that cannot be measured.
+// Programs must not evade the limit with folders that cannot be measured.
 func TestSandboxThatCannotBeMeasuredIsStoppedOnceItMayHaveExceededItsLimit(t *testing.T) {
 	n := openLimited(t, nil)
 	id := create(t, n.Manager, "box").ID
@@ -265,7 +265,7 @@ func TestAllowanceSurvivesARestartOfTheNode(t *testing.T) {
 	expectStopped(t, n, id, "") // it runs with 150 MiB
 	expectStopped(t, n, other, sandbox.ReasonDiskLimit)
 	if sb, _ := n.Manager.ByID(id); sb.DiskAllowance != want || sb.DiskStops != 1 {
-		t.Errorf("it may have %s (%d stops), want %s", sb.DiskAllowance, sb.DiskStops, want)
+		t.Errorf("allowance is %s (%d stops), want %s", sb.DiskAllowance, sb.DiskStops, want)
 	}
 	n.Engine.Grow(id, sandbox.DiskUsage{Bytes: 65 * mib})
 	n.Manager.WatchDisks()
@@ -284,7 +284,7 @@ func TestLowerLimitAppliesFromTheNextStart(t *testing.T) {
 	expectStopped(t, n, id, "")
 	mustStop(t, n.Manager, id)
 	if sb := mustWake(t, n, id); sb.DiskAllowance.Bytes != (90+64)*mib {
-		t.Errorf("it may have %s", sb.DiskAllowance)
+		t.Errorf("allowance is %s", sb.DiskAllowance)
 	}
 	n.Engine.Grow(id, sandbox.DiskUsage{Bytes: 65 * mib})
 	n.Manager.WatchDisks()
@@ -302,7 +302,7 @@ func TestDiskOfASnapshotDoesNotCount(t *testing.T) {
 	}
 	sb := mustWake(t, n, id) // its disk is empty, above the snapshot
 	if sb.Disk != (sandbox.DiskUsage{}) || sb.DiskStops != 0 || sb.DiskAllowance.Bytes != 100*mib {
-		t.Errorf("it has %s (%d stops) and may have %s", sb.Disk, sb.DiskStops, sb.DiskAllowance)
+		t.Errorf("usage %s (%d stops), allowance %s", sb.Disk, sb.DiskStops, sb.DiskAllowance)
 	}
 }
 
@@ -335,6 +335,6 @@ func TestRestoredDiskCountsFromNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if sb := mustWake(t, n, id); sb.DiskAllowance.Bytes != 100*mib || sb.DiskStops != 0 {
-		t.Errorf("it may have %s (%d stops)", sb.DiskAllowance, sb.DiskStops)
+		t.Errorf("allowance is %s (%d stops)", sb.DiskAllowance, sb.DiskStops)
 	}
 }

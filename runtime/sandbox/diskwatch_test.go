@@ -21,7 +21,7 @@ func openUnlimited(t *testing.T) *sandboxtest.Node {
 	return sandboxtest.Open(t, func(c *sandbox.Config) { c.Sizes["basic"] = sandbox.Limits{} })
 }
 
-// setFree makes others than the sandboxes use all but so many bytes.
+// setFree makes programs outside the sandboxes use all but this many bytes.
 func setFree(n *sandboxtest.Node, free int64) {
 	spaces, _ := n.Disks.Space()
 	n.Disks.Use(sandbox.DiskUsage{Bytes: spaces[0].Free.Bytes - free})
@@ -66,7 +66,7 @@ func TestSandboxThatGrewMostIsStoppedWhenTheDiskIsShort(t *testing.T) {
 		if ev.Reason != sandbox.ReasonDiskPressure || ev.Detail != want {
 			t.Errorf("event %+v; want the detail %q", ev, want)
 		}
-		// It is short still; no other is stopped for that, but for what it writes.
+		// Free space is still low. The node stops another sandbox only when that sandbox grows.
 		for range 3 {
 			n.Manager.WatchDisks()
 		}
@@ -77,7 +77,7 @@ func TestSandboxThatGrewMostIsStoppedWhenTheDiskIsShort(t *testing.T) {
 		if got := counted(t, n, "doze_disk_stops_total", "disk_pressure"); got != 2 {
 			t.Errorf("%v stops are counted", got)
 		}
-		// One that was stopped starts again: files can be deleted.
+		// A stopped sandbox can start again, so that files can be deleted.
 		mustWake(t, n, ids[2])
 		n.Manager.WatchDisks()
 		expectStates(t, n, ids, "stopped running running asleep")
@@ -91,7 +91,7 @@ func TestNothingIsStoppedForWhatOthersWrite(t *testing.T) {
 	setFree(n, reserve-1)
 	for range 3 {
 		n.Disks.Use(sandbox.DiskUsage{Bytes: 100 * mib})
-		n.Engine.Grow(id, sandbox.DiskUsage{Bytes: 15 * mib}) // it is not the cause
+		n.Engine.Grow(id, sandbox.DiskUsage{Bytes: 15 * mib}) // below minDiskGrowth
 		n.Manager.WatchDisks()
 	}
 	expectStopped(t, n, id, "")
@@ -150,7 +150,7 @@ func TestReserveIsConfigured(t *testing.T) {
 	}
 }
 
-// A large disk that is being measured does not delay the relief.
+// The measurement of a large disk does not delay the relief of a shortage.
 func TestShortageInterruptsAMeasurement(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) {
 		c.Sizes["basic"] = sandbox.Limits{Disk: 100 * mib}

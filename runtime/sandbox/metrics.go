@@ -31,10 +31,10 @@ var (
 	waitersDesc     = prometheus.NewDesc("doze_wake_waiters", "Callers that wait for a wake.", nil, nil)
 	cpuDesc         = prometheus.NewDesc("doze_sandbox_cpu_seconds_total", "CPU time of a sandbox since its cgroup was made.", []string{"sandbox", "sandbox_name"}, nil)
 	availableDesc   = prometheus.NewDesc("doze_memory_available_bytes", "Memory that is left to the node and its sandboxes.", nil, nil)
-	freeDiskDesc    = prometheus.NewDesc("doze_disk_free_bytes", "Free space of the file systems that sandboxes write to, by a folder there.", []string{"path"}, nil)
-	freeFilesDesc   = prometheus.NewDesc("doze_disk_free_inodes", "Free inodes of these file systems.", []string{"path"}, nil)
+	freeDiskDesc    = prometheus.NewDesc("doze_disk_free_bytes", "Free space of each file system that sandboxes write to, labeled with the path of a folder on it.", []string{"path"}, nil)
+	freeFilesDesc   = prometheus.NewDesc("doze_disk_free_inodes", "Free inodes of each file system that sandboxes write to.", []string{"path"}, nil)
 	shortDiskDesc   = prometheus.NewDesc("doze_disk_short", "Whether a file system has less free space than the reserve: 0 or 1.", nil, nil)
-	diskDesc        = prometheus.NewDesc("doze_sandbox_disk_bytes", "Disk of a sandbox as last measured, without its image or snapshot.", []string{"sandbox", "sandbox_name"}, nil)
+	diskDesc        = prometheus.NewDesc("doze_sandbox_disk_bytes", "Disk usage of a sandbox as last measured, excluding its image or snapshot.", []string{"sandbox", "sandbox_name"}, nil)
 	memoryDesc      = prometheus.NewDesc("doze_sandbox_memory_bytes", "Memory of a sandbox that runs or is asleep.", []string{"sandbox", "sandbox_name"}, nil)
 )
 
@@ -65,7 +65,7 @@ func newMetrics() *metrics {
 			Name: "doze_memory_pressure", Help: "Whether memory is short: 0 or 1.",
 		}),
 		diskStops: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "doze_disk_stops_total", Help: "Sandboxes that were stopped because of their disk.",
+			Name: "doze_disk_stops_total", Help: "Sandboxes that were stopped because of their disk usage.",
 		}, []string{"reason"}),
 	}
 }

@@ -30,7 +30,7 @@ type ending struct {
 	reason  StateReason
 	failure string // of the error that ended it; empty without one
 	detail  string // the measurement that led to it, for people; may be empty
-	// disk and diskLimit are the same for programs, of a stop because of its disk.
+	// disk and diskLimit are the measurement and the limit of a stop because of disk usage.
 	disk, diskLimit DiskUsage
 }
 

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// ExportSnapshot returns a snapshot of an owner as an archive of a container image, see
-// Disks.Export. The caller closes it. A snapshot that is deleted meanwhile has its files until then.
+// ExportSnapshot exports an owner's snapshot as a container image, see Disks.Export. The caller must
+// close the archive. If the snapshot is deleted meanwhile, its files are deleted after that.
 func (m *Manager) ExportSnapshot(ctx context.Context, owner, nameOrID string) (io.ReadCloser, error) {
 	s, err := m.pinSnapshot(owner, nameOrID)
 	if err != nil {
@@ -22,8 +22,8 @@ func (m *Manager) ExportSnapshot(ctx context.Context, owner, nameOrID string) (i
 	return &exportedSnapshot{ReadCloser: archive, unpin: sync.OnceFunc(func() { m.unpinSnapshot(s.ID) })}, nil
 }
 
-// exportName is the name that the image of a snapshot has where it is imported. A node does not
-// use it for its own snapshots, which an import would replace.
+// exportName returns the name of the exported image. It differs from the names of the node's own
+// snapshot images, so that importing the archive on the same node does not replace one.
 func exportName(s Snapshot) string {
 	return "localhost/" + s.Origin.Name + ":" + cmp.Or(s.Name, string(s.ID))
 }
@@ -38,7 +38,7 @@ func (e *exportedSnapshot) Close() error {
 	return e.ReadCloser.Close()
 }
 
-// pinSnapshot returns a snapshot whose files stay until unpinSnapshot.
+// pinSnapshot returns a snapshot and prevents the deletion of its files until unpinSnapshot.
 func (m *Manager) pinSnapshot(owner, nameOrID string) (Snapshot, error) {
 	m.snapshots.changing.Lock()
 	defer m.snapshots.changing.Unlock()

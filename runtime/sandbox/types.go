@@ -48,8 +48,8 @@ const (
 	ReasonRestored          StateReason = "restored"           // its disk was replaced by a snapshot
 	ReasonSlept             StateReason = "slept"              // put to sleep by a call, with its memory not kept
 	ReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
-	ReasonDiskLimit         StateReason = "disk_limit"         // killed: it exceeded the limit of its disk
-	ReasonDiskPressure      StateReason = "disk_pressure"      // killed: the node's disk was nearly full, and it grew most
+	ReasonDiskLimit         StateReason = "disk_limit"         // killed: it exceeded its disk limit
+	ReasonDiskPressure      StateReason = "disk_pressure"      // killed: the node's disk was nearly full, and this sandbox's disk grew the most
 	ReasonRetention         StateReason = "retention"          // snapshot deleted by its MaxAge or RetainLast
 )
 
@@ -134,9 +134,9 @@ type Sandbox struct {
 	// and connections from before it are dead.
 	StartedAt time.Time `json:"started_at,omitzero"`
 	Limits    Limits    `json:"limits,omitzero"` // of its size when it last started
-	// Disk is the usage of its disk as last measured, DiskAllowance the most that it may have in
-	// this run; 0: no limit. DiskStops counts the times that it exceeded the allowance since it
-	// was last within the limits of its size.
+	// Disk is the disk usage as last measured. DiskAllowance is the maximum usage in this run; 0 means
+	// no limit. DiskStops counts how often the sandbox was stopped for exceeding its allowance since
+	// its usage was last within the limits of its size.
 	Disk          DiskUsage       `json:"disk,omitzero"`
 	DiskAllowance DiskUsage       `json:"disk_allowance,omitzero"`
 	DiskStops     int             `json:"disk_stops,omitempty"`
@@ -325,7 +325,7 @@ type Event struct {
 	Snapshot   SnapshotID       `json:"snapshot,omitempty"` // snapshotted, restored, snapshot_deleted; created: that it began with
 	Bytes      int64            `json:"bytes,omitempty"`    // snapshotted, restored, forked, snapshot_deleted: what the snapshot adds to its base, if that is known
 	Forks      int              `json:"forks,omitempty"`    // forked: how many sandboxes
-	// Disk and DiskLimit are the usage and the most that was allowed: stopped, because of its disk.
+	// Disk and DiskLimit are the usage and the allowance of a sandbox that was stopped because of its disk.
 	Disk      DiskUsage `json:"disk,omitzero"`
 	DiskLimit DiskUsage `json:"disk_limit,omitzero"`
 	// MemoryBefore and MemoryAfter are the bytes that the sandbox held: memory_reclaimed.

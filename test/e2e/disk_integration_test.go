@@ -21,7 +21,7 @@ func limitedNode(t *testing.T) *node {
 
 func small(req *types.CreateSandboxRequest) { req.Size = "small" }
 
-// runToTheStop runs a command that the stop of its sandbox ends.
+// runToTheStop runs a command until its sandbox is stopped.
 func (b *box) runToTheStop(command string) {
 	b.t.Helper()
 	result, err := b.node.API.Exec(testkit.Context(b.t), b.id, client.ExecRequest{Command: types.Command{Command: command}, Timeout: types.Duration(testkit.Patience)})
@@ -61,7 +61,7 @@ func TestSandboxBeyondTheLimitOfItsDiskIsStoppedAndStartsAgain(t *testing.T) {
 			if neighbor.exec("echo goes on") != "goes on" || neighbor.state() != types.StateRunning {
 				t.Error("its neighbor does not run")
 			}
-			// It starts again, files can be deleted, and it goes on.
+			// The sandbox starts again, files can be deleted, and the sandbox keeps running.
 			b.exec(c.free)
 			b.exec("dd if=/dev/zero of=/srv/small bs=1M count=8 2>&1")
 			if sb := b.show(); sb.State != types.StateRunning || len(b.events("stopped")) != 1 {
@@ -85,7 +85,7 @@ func TestSandboxThatFillsItsDiskDuringASnapshot(t *testing.T) {
 	if sb := b.show(); sb.StateReason != types.StateReasonDiskLimit {
 		t.Errorf("it is %s (%s)", sb.State, sb.StateReason)
 	}
-	// Each snapshot is whole: a sandbox begins with it.
+	// Each snapshot is complete: a sandbox created from it starts.
 	last := n.newBoxOf(t, made[len(made)-1].ID)
 	if got := last.exec("ls /srv"); got != "big" {
 		t.Errorf("the snapshot has %q", got)

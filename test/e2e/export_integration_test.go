@@ -97,7 +97,7 @@ func (n *node) exports() int {
 	return count
 }
 
-// TestExportEndsWithItsClient: nothing of it stays on the node or in the client's folder.
+// TestExportEndsWithItsClient: no files remain on the node or in the client's folder.
 func TestExportEndsWithItsClient(t *testing.T) {
 	n := ownNode(t)
 	b := n.newBox(t)

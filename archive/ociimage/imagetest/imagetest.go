@@ -14,9 +14,9 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Image is what an archive has.
+// Image is the content of an archive.
 type Image struct {
-	Names  []string // in docker-archive's list; the layout's has the same
+	Names  []string // from manifest.json; Read checks that index.json has the same name
 	Config v1.Image
 	Layers []digest.Digest
 	Files  map[string]File // by cleaned name, after all layers
@@ -30,7 +30,7 @@ type File struct {
 
 const maxContent = 4096
 
-// Read reads an archive, and checks what refers to what.
+// Read reads an archive, and verifies its digests and references.
 func Read(t testing.TB, r io.Reader) Image {
 	t.Helper()
 	var image Image
@@ -140,7 +140,7 @@ func readLayer(r io.Reader) (blob, error) {
 
 // apply applies a layer to the files.
 func (i *Image) apply(layer []File) {
-	for _, file := range layer { // they hide what is below the layer
+	for _, file := range layer { // whiteouts hide files of the layers below
 		folder, last := path.Split(path.Clean(file.Name))
 		if last == ".wh..wh..opq" {
 			i.remove(strings.TrimSuffix(folder, "/"), false)
@@ -160,7 +160,7 @@ func (i *Image) apply(layer []File) {
 	}
 }
 
-// remove removes what is in a folder, and the folder or file itself.
+// remove removes the content of a folder and, with itself, the folder or file.
 func (i *Image) remove(name string, itself bool) {
 	for other := range i.Files {
 		if strings.HasPrefix(other, name+"/") || itself && other == name {

@@ -19,7 +19,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// sameOwner is of tests, in which nothing depends on the owner of files.
+// sameOwner maps all files to one owner, so that the layers do not depend on the user of the test.
 func sameOwner(uint32, uint32) (int, int) { return 1000, 2000 }
 
 // pack returns the layer of a folder.

@@ -119,7 +119,7 @@ func TestTerminalIsATTY(t *testing.T) {
 }
 
 func TestTerminalWithoutACommandIsAShell(t *testing.T) {
-	t.Setenv("HOME", t.TempDir()) // whose settings the shell reads
+	t.Setenv("HOME", t.TempDir()) // the shell reads its settings there
 	c := start(t, nil)
 	term, err := c.OpenTerminal(t.Context(), guest.TerminalSpec{ID: "main"})
 	if err != nil {

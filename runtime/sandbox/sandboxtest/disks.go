@@ -25,14 +25,14 @@ type Disks struct {
 	wrote  int64             // guarded by engine.mu
 }
 
-// Wrote adds to what programs have written.
+// Wrote increases the number of bytes that programs have written.
 func (d *Disks) Wrote(bytes int64) {
 	d.engine.mu.Lock()
 	defer d.engine.mu.Unlock()
 	d.wrote += bytes
 }
 
-// Use adds what others than the containers use.
+// Use increases the usage by programs outside the containers.
 func (d *Disks) Use(u sandbox.DiskUsage) {
 	d.engine.mu.Lock()
 	defer d.engine.mu.Unlock()
@@ -40,14 +40,14 @@ func (d *Disks) Use(u sandbox.DiskUsage) {
 	d.used.Entries += u.Entries
 }
 
-// Usages counts the calls of Usage.
+// Usages returns the number of calls to Usage.
 func (d *Disks) Usages() int {
 	d.engine.mu.Lock()
 	defer d.engine.mu.Unlock()
 	return d.usages
 }
 
-// Grow adds to what is on the disk of a container.
+// Grow increases the disk usage of a container.
 func (e *Engine) Grow(id sandbox.ID, u sandbox.DiskUsage) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -26,7 +26,7 @@ func (e *Engine) startGuest(runDir string) (*guestRun, error) {
 	e.mu.Unlock()
 	serve := func(ctx context.Context) error { return serveHandler(ctx, runDir, h) }
 	if h == nil {
-		// With the test's PATH it has the test's interpreters, with a home of its own none of its settings.
+		// The test's PATH has the interpreters. A separate HOME excludes the settings of the test's user.
 		srv, err := server.New(server.Config{RunDir: runDir, LogDir: filepath.Join(runDir, "log"), Env: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + runDir}, AnyPeer: true, Trim: func() { e.trims.Add(1) }})
 		if err != nil {
 			return nil, fmt.Errorf("start a guest: %w", err)
