@@ -76,8 +76,8 @@ func TestExportIsAnImage(t *testing.T) {
 	s.refused(problem.SnapshotNotFound, "GET", "/snapshots/after/export", nil)
 }
 
-// TestExportsOfLeavingClientsEnd: a running export counts against the limit and pins its snapshot's files.
-func TestExportsOfLeavingClientsEnd(t *testing.T) {
+// TestExportEndsWhenItsClientDisconnects: a running export counts against the limit and pins its snapshot's files.
+func TestExportEndsWhenItsClientDisconnects(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("shop")
 	s.node.Engine.Write(sandbox.ID(id), "f", strings.Repeat("content", 4<<20)) // more than sockets buffer

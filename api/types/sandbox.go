@@ -129,7 +129,7 @@ func (ConditionCode) Values() []ConditionCode {
 type Usage struct {
 	CPUSeconds  float64 `json:"cpu_seconds" doc:"CPU time of all its processes since the host booted; can restart at 0"`
 	MemoryBytes int64   `json:"memory_bytes" doc:"Memory in use, also while asleep; 0 when stopped. On hosts without a memory controller: the sum of its processes' resident memory"`
-	DiskBytes   int64   `json:"disk_bytes" doc:"Disk space in addition to the image or snapshot, including deleted files that are still open. The measurement can be minutes old"`
+	DiskBytes   int64   `json:"disk_bytes" doc:"Disk space in addition to the image or snapshot, including deleted files that are still open. The measurement can be minutes old; 0 with files 0: not measured yet"`
 	Files       int64   `json:"files" doc:"Number of files, folders and links in addition to the image or snapshot, from the same measurement"`
 }
 

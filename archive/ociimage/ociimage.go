@@ -79,21 +79,22 @@ func Write(w io.Writer, image Image) error {
 	entry := descriptor(v1.MediaTypeImageManifest, manifest)
 	entry.Annotations = map[string]string{v1.AnnotationRefName: image.Name}
 	out := tar.NewWriter(w)
-	for _, document := range []struct {
+	document := func(name string, content []byte) error {
+		return writeFile(out, name, int64(len(content)), func(w io.Writer) error {
+			_, err := w.Write(content)
+			return err
+		})
+	}
+	for _, d := range []struct {
 		name    string
 		content []byte
 	}{
 		{v1.ImageLayoutFile, encode(v1.ImageLayout{Version: v1.ImageLayoutVersion})},
-		{v1.ImageIndexFile, encode(v1.Index{Versioned: version, MediaType: v1.MediaTypeImageIndex, Manifests: []v1.Descriptor{entry}})},
 		{dockerManifest, encode([]dockerImage{listed})},
 		{blobPath(config.Digest), image.Config},
 		{blobPath(entry.Digest), manifest},
 	} {
-		err := writeFile(out, document.name, int64(len(document.content)), func(w io.Writer) error {
-			_, err := w.Write(document.content)
-			return err
-		})
-		if err != nil {
+		if err := document(d.name, d.content); err != nil {
 			return err
 		}
 	}
@@ -114,6 +115,11 @@ func Write(w io.Writer, image Image) error {
 		if err != nil {
 			return fmt.Errorf("layer %s: %w", l.Digest, err)
 		}
+	}
+	// At last: an archive that ends between two files has no index.
+	index := v1.Index{Versioned: version, MediaType: v1.MediaTypeImageIndex, Manifests: []v1.Descriptor{entry}}
+	if err := document(v1.ImageIndexFile, encode(index)); err != nil {
+		return err
 	}
 	return out.Close()
 }
@@ -192,7 +198,10 @@ func Unpack(root *os.Root, archive io.Reader) error {
 		case h.Name == v1.ImageLayoutFile || h.Name == v1.ImageIndexFile:
 			complete = complete || h.Name == v1.ImageIndexFile
 			var content []byte
-			if content, err = io.ReadAll(io.LimitReader(in, maxDocument)); err == nil {
+			if h.Size > maxDocument {
+				return fmt.Errorf("%s in the archive has more than %d MiB", h.Name, maxDocument>>20)
+			}
+			if content, err = io.ReadAll(in); err == nil {
 				err = root.WriteFile(h.Name, content, 0o644)
 			}
 		default:

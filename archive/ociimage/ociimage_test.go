@@ -117,7 +117,9 @@ func TestUnpackRefusesOtherArchives(t *testing.T) {
 	blob := "blobs/sha256/" + strings.Repeat("0", 64)
 	for name, archive := range map[string][]byte{
 		"incomplete":     whole[:len(whole)-2000],
+		"without index":  whole[:bytes.LastIndex(whole, []byte("index.json"))],
 		"empty":          nil,
+		"large index":    single(tar.Header{Name: "index.json"}, strings.Repeat(" ", 5<<20)),
 		"outside":        single(tar.Header{Name: "../index.json"}, "{}"),
 		"link":           single(tar.Header{Name: "index.json", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}, ""),
 		"other file":     single(tar.Header{Name: "blobs/x"}, "x"),

@@ -101,7 +101,9 @@ func (a *app) printSandbox(sb types.Sandbox) error {
 	if u := sb.Usage; u != nil {
 		t.row("cpu time", cpuTime(u.CPUSeconds))
 		t.row("memory", size(u.MemoryBytes))
-		t.row("disk", fmt.Sprintf("%s in %d files", size(u.DiskBytes), u.Files))
+		if u.Files > 0 { // measured
+			t.row("disk", fmt.Sprintf("%s in %d files", size(u.DiskBytes), u.Files))
+		}
 	}
 	if !sb.HoldUntil.IsZero() {
 		t.row("held until", sb.HoldUntil.Local().Format(time.DateTime))

@@ -81,6 +81,8 @@ func (a *app) parseDestination(text string) (destination, error) {
 		return to, usage.Errorf("doze does not push to registries; push an oci:FOLDER, and run skopeo copy oci:FOLDER %s", text)
 	case !slices.Contains([]string{ociFolder, ociArchive, dockerArchive}, transport):
 		return to, usage.Errorf("%q is not a destination; use oci-archive:FILE, docker-archive:FILE or oci:FOLDER", text)
+	case transport == ociFolder && strings.Contains(strings.TrimPrefix(path, filepath.VolumeName(path)), ":"):
+		return to, usage.Errorf("%q has a tag; doze names the image localhost/SANDBOX:SNAPSHOT, so omit the tag", text)
 	case path == "" || path == "-" && transport == ociFolder:
 		return to, usage.Errorf("%q has no path; use %s:shop, for example", text, transport)
 	case to.isStandardOutput() && isTerminal(a.out):

@@ -73,6 +73,7 @@ func TestWrongDestinationsOfAPushAreRefused(t *testing.T) {
 		"shop.tar":                             "use oci-archive:FILE, docker-archive:FILE or oci:FOLDER",
 		"oci:":                                 "has no path",
 		"oci:-":                                "has no path",
+		"oci:shop:1":                           "omit the tag",
 	} {
 		wrong(want, to)
 	}

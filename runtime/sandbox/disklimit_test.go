@@ -178,7 +178,7 @@ func TestDisksAreMeasuredOnlyIfTheyMayExceedTheirLimits(t *testing.T) {
 }
 
 // A program that frees space does not conceal what another writes.
-func TestFreedSpaceConcealsNoWrites(t *testing.T) {
+func TestFreedSpaceDoesNotHideWrites(t *testing.T) {
 	n := openLimited(t, nil)
 	id := create(t, n.Manager, "box").ID
 	n.Disks.Use(sandbox.DiskUsage{Bytes: 500 * mib})
@@ -191,7 +191,7 @@ func TestFreedSpaceConcealsNoWrites(t *testing.T) {
 	expectStopped(t, n, id, sandbox.ReasonDiskLimit)
 }
 
-func TestFailedMeasurementsStopNothing(t *testing.T) {
+func TestFailedMeasurementStopsNoSandbox(t *testing.T) {
 	n := openLimited(t, nil)
 	id := create(t, n.Manager, "box").ID
 	n.Disks.Fail("usage", errors.New("the helper is dead"))

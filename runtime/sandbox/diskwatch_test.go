@@ -84,7 +84,7 @@ func TestSandboxThatGrewMostIsStoppedWhenTheDiskIsShort(t *testing.T) {
 	}
 }
 
-func TestNothingIsStoppedForWhatOthersWrite(t *testing.T) {
+func TestWritesByOtherProgramsStopNoSandbox(t *testing.T) {
 	n := openUnlimited(t)
 	id := create(t, n.Manager, "box").ID
 	n.Manager.WatchDisks()

@@ -1,6 +1,7 @@
 package helper
 
 import (
+	"bufio"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -22,6 +23,9 @@ import (
 	"github.com/doze-run/doze/runtime/disk/tree"
 	"github.com/doze-run/doze/runtime/disk/wire"
 )
+
+// exportBuffer joins the small writes of headers and padding.
+const exportBuffer = 64 << 10
 
 // ErrUnexportable means that a container image cannot represent a file of the snapshot. It is wrapped.
 var ErrUnexportable = tree.ErrUnpackable
@@ -46,7 +50,11 @@ func Export(r io.Reader, w io.Writer) error {
 		return err
 	}
 	image.Name = request.Name
-	return ociimage.Write(w, image)
+	out := bufio.NewWriterSize(w, exportBuffer)
+	if err := ociimage.Write(out, image); err != nil {
+		return err
+	}
+	return out.Flush()
 }
 
 // exported returns the image to export for a snapshot.

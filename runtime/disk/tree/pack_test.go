@@ -180,9 +180,9 @@ func TestPackEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesInALayerAreOfNoNamespace: the kernel reports capabilities of
+// TestCapabilitiesInALayerHaveNoUserNamespace: the kernel reports capabilities of
 // another user namespace with its root.
-func TestCapabilitiesInALayerAreOfNoNamespace(t *testing.T) {
+func TestCapabilitiesInALayerHaveNoUserNamespace(t *testing.T) {
 	value := func(revision, root uint32) []byte {
 		b := binary.LittleEndian.AppendUint32(nil, revision|1)
 		b = append(b, make([]byte, 16)...)
