@@ -45,7 +45,7 @@ func (a *API) putArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	if err := a.cfg.Sandboxes.CheckSpace(); err != nil {
+	if err := a.cfg.Sandboxes.CheckUpload(); err != nil {
 		return nil, err
 	}
 	body := newTimedBody(in.w, in.r.Body, a.cfg.Limits.Stall)

@@ -155,7 +155,7 @@ func (a *API) writeFileSchema() *huma.Schema {
 }
 
 func (a *API) storeFile(ctx context.Context, in *writeFileInput, path string, o guest.WriteOptions, body io.Reader) (*huma.StreamResponse, error) {
-	if err := a.cfg.Sandboxes.CheckSpace(); err != nil {
+	if err := a.cfg.Sandboxes.CheckUpload(); err != nil {
 		return nil, err
 	}
 	info, err := withFiles(ctx, a, in.ID, func(g *guest.Client) (guest.FileInfo, error) {

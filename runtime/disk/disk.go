@@ -160,7 +160,7 @@ func (c *Client) Space() ([]sandbox.DiskSpace, error) {
 	var spaces []sandbox.DiskSpace
 	var have []unix.Fsid
 	written := dirtied()
-	for _, path := range []string{c.cfg.Storage.GraphRoot, c.cfg.Run} {
+	for i, path := range []string{c.cfg.Storage.GraphRoot, c.cfg.Run} {
 		var fs unix.Statfs_t
 		if err := unix.Statfs(path, &fs); err != nil {
 			return nil, fmt.Errorf("read the free space of %s: %w", path, err)
@@ -172,6 +172,7 @@ func (c *Client) Space() ([]sandbox.DiskSpace, error) {
 		block := fs.Frsize
 		spaces = append(spaces, sandbox.DiskSpace{
 			Path:    path,
+			Roots:   i == 0,
 			Total:   sandbox.DiskUsage{Bytes: int64(fs.Blocks) * block, Entries: int64(fs.Files)},
 			Used:    sandbox.DiskUsage{Bytes: int64(fs.Blocks-fs.Bfree) * block, Entries: int64(fs.Files - fs.Ffree)},
 			Free:    sandbox.DiskUsage{Bytes: int64(fs.Bavail) * block, Entries: int64(fs.Ffree)},

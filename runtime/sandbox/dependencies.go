@@ -199,6 +199,7 @@ type Disks interface {
 // limit their number.
 type DiskSpace struct {
 	Path              string // a folder of the node on the file system
+	Roots             bool   // the root file systems of sandboxes are on it
 	Total, Used, Free DiskUsage
 	// Written is a lower bound of the bytes that programs have written to all file systems since
 	// boot. It never decreases. 0 means unknown.

@@ -93,10 +93,28 @@ func (s *diskShortage) String() string {
 // CheckSpace returns ErrStoreFull (wrapped) while a file system has less free space than the node's
 // reserve.
 func (m *Manager) CheckSpace() error {
-	if short := m.disks.short.Load(); short != nil {
-		return fmt.Errorf("%w: %s", ErrStoreFull, short)
+	return m.checkSpace(func(DiskSpace) bool { return true })
+}
+
+// CheckUpload is CheckSpace for the file systems that uploads are written to.
+func (m *Manager) CheckUpload() error {
+	return m.checkSpace(func(s DiskSpace) bool { return s.Roots })
+}
+
+// checkSpace is CheckSpace for some file systems. During a shortage it reads the free space, so that
+// freed space counts immediately.
+func (m *Manager) checkSpace(of func(DiskSpace) bool) error {
+	short := m.disks.short.Load()
+	if short == nil {
+		return nil
 	}
-	return nil
+	if now, err := m.deps.Disks.Space(); err == nil {
+		now = slices.DeleteFunc(now, func(s DiskSpace) bool { return !of(s) })
+		if short = m.config().shortage(now, true); short == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s", ErrStoreFull, short)
 }
 
 // watchDisks reads the free space every DiskInterval. Measurements run in a separate goroutine, one

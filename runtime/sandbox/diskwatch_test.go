@@ -108,7 +108,7 @@ func TestShortDiskRefusesWhatNeedsSpace(t *testing.T) {
 		_, _, created := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "new"})
 		_, snapshot := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{})
 		_, forked := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 1})
-		for what, err := range map[string]error{"create": created, "snapshot": snapshot, "fork": forked, "check": n.Manager.CheckSpace()} {
+		for what, err := range map[string]error{"create": created, "snapshot": snapshot, "fork": forked, "check": n.Manager.CheckSpace(), "upload": n.Manager.CheckUpload()} {
 			if errors.Is(err, sandbox.ErrStoreFull) != want || want && !strings.Contains(err.Error(), "/disks had 2.0 GiB free; the reserve is 2.0 GiB") {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -134,11 +134,24 @@ func TestShortDiskRefusesWhatNeedsSpace(t *testing.T) {
 		t.Error("CheckSpace succeeded before a quarter more than the reserve was free")
 	}
 	setFree(n, reserve/4*5)
+	testkit.NoError(t, "CheckSpace, after space was freed", n.Manager.CheckSpace())
 	n.Manager.WatchDisks()
 	refuses(false)
 	if log := n.Log.String(); strings.Count(log, "free disk space fell below the reserve") != 1 || strings.Count(log, "free disk space recovered") != 1 {
 		t.Errorf("the log: %s", log)
 	}
+}
+
+// Uploads do not need the disk of the node's own data.
+func TestShortDiskWithoutSandboxesRefusesNoUploads(t *testing.T) {
+	n := openUnlimited(t)
+	n.Disks.SetApart()
+	setFree(n, reserve-4096)
+	n.Manager.WatchDisks()
+	if err := n.Manager.CheckSpace(); !errors.Is(err, sandbox.ErrStoreFull) {
+		t.Errorf("CheckSpace: %v", err)
+	}
+	testkit.NoError(t, "CheckUpload", n.Manager.CheckUpload())
 }
 
 func TestReserveIsConfigured(t *testing.T) {

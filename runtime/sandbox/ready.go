@@ -82,7 +82,7 @@ func (sb *Sandbox) mayRun(p guest.Process) bool {
 // started.
 func endedBefore(p guest.Process, w guest.Wait) WaitResult {
 	r := WaitResult{WaitResult: guest.WaitResult{Outcome: guest.WaitExited, Process: p, Detail: "it ran before the sandbox was last started"}}
-	if w.Exit && p.State == guest.ProcessExited {
+	if w.Exit {
 		r.Outcome = guest.WaitMet
 	}
 	return r

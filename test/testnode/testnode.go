@@ -4,6 +4,7 @@
 package testnode
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -285,7 +286,7 @@ func (n *Node) destroySandboxes() error {
 	return errors.Join(errs...)
 }
 
-// removalPoll is how often deleteSnapshots lists containers, which takes 100 ms.
+// removalPoll is how often deleteSnapshots reads the list of containers.
 const removalPoll = 300 * time.Millisecond
 
 // deleteSnapshots deletes the snapshots, and returns when they have left Podman's storage, where
@@ -306,15 +307,21 @@ func (n *Node) deleteSnapshots() error {
 	if err != nil {
 		return err
 	}
+	podman := exec.CommandContext(ctx, "podman", "info", "--format", "{{.Store.GraphRoot}}")
+	podman.Dir = n.Home
+	root, err := podman.Output()
+	if err != nil {
+		return fmt.Errorf("find Podman's storage: %w", err)
+	}
+	list := filepath.Join(strings.TrimSpace(string(root)), "overlay-containers", "containers.json")
 	for {
-		// Snapshots have containers of the storage alone, which Podman's filters do not apply to.
-		podman := exec.CommandContext(ctx, "podman", "ps", "--all", "--external", "--format", "{{.Names}}")
-		podman.Dir = n.Home
-		names, err := podman.Output()
+		// Snapshots have containers of the storage alone. `podman ps --external` fails if one of them, or
+		// its image, is removed in the meantime; the storage replaces this file by a rename.
+		containers, err := os.ReadFile(list)
 		if err != nil {
 			return fmt.Errorf("list the containers of snapshots: %w", err)
 		}
-		if !strings.Contains(string(names), "doze-snapshot-"+info.ID+"-") {
+		if !bytes.Contains(containers, []byte("doze-snapshot-"+info.ID+"-")) {
 			return nil
 		}
 		select {

@@ -23,6 +23,14 @@ type Disks struct {
 	used   sandbox.DiskUsage // by others; guarded by engine.mu
 	usages int               // calls of Usage; guarded by engine.mu
 	wrote  int64             // guarded by engine.mu
+	apart  bool              // guarded by engine.mu
+}
+
+// SetApart makes the file system one without the root file systems of containers.
+func (d *Disks) SetApart() {
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	d.apart = true
 }
 
 // Wrote increases the number of bytes that programs have written.
@@ -304,7 +312,7 @@ func (d *Disks) Space() ([]sandbox.DiskSpace, error) {
 	}
 	total := sandbox.DiskUsage{Bytes: 1 << 40, Entries: 100_000_000}
 	return []sandbox.DiskSpace{{
-		Path: "/disks", Written: d.wrote, Total: total, Used: used, Free: sandbox.DiskUsage{Bytes: total.Bytes - used.Bytes, Entries: total.Entries - used.Entries},
+		Path: "/disks", Roots: !d.apart, Written: d.wrote, Total: total, Used: used, Free: sandbox.DiskUsage{Bytes: total.Bytes - used.Bytes, Entries: total.Entries - used.Entries},
 	}}, nil
 }
 
