@@ -63,7 +63,7 @@ func TestConversionsUseEachField(t *testing.T) {
 	checkFieldsUsed(t, eventOf)
 	checkFieldsUsed(t, feedEventOf, "Owner")
 	checkFieldsUsed(t, conditionOf)
-	checkFieldsUsed(t, snapshotOf, "Owner", "Depth", "Progress")
+	checkFieldsUsed(t, snapshotOf, "Owner", "Depth", "Temporary", "Progress")
 	checkFieldsUsed(t, limitsOf)
 	checkFieldsUsed(t, pendingOf)
 	checkFieldsUsed(t, func(q sandbox.Quarantined) []types.QuarantinedSandbox {

@@ -78,7 +78,9 @@ func (m *Manager) prune(ctx context.Context, id ID, keep int) {
 	if keep == 0 {
 		return
 	}
-	old := m.snapshots.where(func(s Snapshot) bool { return s.Sandbox == id && s.Name == "" && s.Progress == snapshotDone })
+	old := m.snapshots.where(func(s Snapshot) bool {
+		return s.Sandbox == id && s.Name == "" && s.Progress == snapshotDone && !s.Temporary
+	})
 	slices.SortFunc(old, newestFirst)
 	m.expireSnapshots(ctx, old[min(keep, len(old)):])
 }
@@ -184,8 +186,12 @@ func (m *Manager) recoverSnapshots(ctx context.Context, sandboxes map[ID]*liveSa
 			s.Progress = snapshotDone // it may have been acknowledged since
 		case s.Progress == snapshotCopying:
 			s.Progress = snapshotDeleted
+		case s.Progress == snapshotDone && s.Temporary:
 		default:
 			continue
+		}
+		if s.Temporary {
+			s.Progress = snapshotDeleted
 		}
 		if err := m.putSnapshot(ctx, s); err != nil {
 			return err

@@ -37,7 +37,10 @@ type Snapshot struct {
 	// Origin has the settings of the sandbox, for new sandboxes.
 	Origin Sandbox `json:"origin"`
 
-	Progress SnapshotProgress `json:"progress,omitempty"`
+	// Temporary snapshots are only for one operation of the node. They are not listed, and the next
+	// start of the node deletes them.
+	Temporary bool             `json:"temporary,omitempty"`
+	Progress  SnapshotProgress `json:"progress,omitempty"`
 }
 
 // SnapshotProgress is a step in the life of a snapshot that clients do not see.
@@ -68,6 +71,8 @@ const (
 	// maxMovedDepth: beyond it, the disk of a stopped sandbox is copied into the snapshot, and
 	// the sandbox keeps its base.
 	maxMovedDepth = 32
+	// temporaryAge is longer than any operation that needs a temporary snapshot.
+	temporaryAge = 24 * time.Hour
 	// snapshotTimeout bounds one snapshot; with 40 MB/s, that is a disk of 70 GB.
 	snapshotTimeout = 30 * time.Minute
 )
@@ -93,6 +98,8 @@ type SnapshotRequest struct {
 	MaxAge Duration
 	// RetainLast: of the sandbox's snapshots without a name, only the newest RetainLast stay; 0: all.
 	RetainLast int
+
+	temporary bool
 }
 
 func (r SnapshotRequest) validate() error {
@@ -163,12 +170,15 @@ func (m *Manager) claimSnapshot(ctx context.Context, b *liveSandbox, req Snapsho
 	}
 	sb := b.sandbox()
 	now := time.Now().UTC()
-	s := Snapshot{ID: SnapshotID(NewID()), Name: req.Name, Owner: sb.Owner, Sandbox: b.id, CreatedAt: now, Progress: snapshotCopying, Origin: sb.template()}
-	if req.MaxAge != 0 {
+	s := Snapshot{ID: SnapshotID(NewID()), Name: req.Name, Owner: sb.Owner, Sandbox: b.id, CreatedAt: now, Origin: sb.template(), Temporary: req.temporary, Progress: snapshotCopying}
+	switch {
+	case req.temporary: // in case its deletion fails
+		s.ExpiresAt = now.Add(temporaryAge)
+	case req.MaxAge != 0:
 		s.ExpiresAt = now.Add(time.Duration(req.MaxAge))
 	}
 	m.snapshots.mu.Lock()
-	if len(m.snapshots.byID) >= maxSnapshots {
+	if m.snapshots.count() >= maxSnapshots {
 		m.snapshots.mu.Unlock()
 		return Snapshot{}, fmt.Errorf("%w (%d)", ErrTooManySnapshots, maxSnapshots)
 	}
@@ -408,12 +418,8 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (r
 	return ran, nil
 }
 
-const (
-	// maxForks bounds the sandboxes of one Fork.
-	maxForks = 100
-	// forkSnapshotAge is longer than any Fork takes.
-	forkSnapshotAge = Duration(24 * time.Hour)
-)
+// maxForks bounds the sandboxes of one Fork.
+const maxForks = 100
 
 // ForkRequest is the argument of Fork.
 type ForkRequest struct {
@@ -447,7 +453,7 @@ func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, 
 	var forks []Sandbox
 	err = m.do(ctx, func(running context.Context) (err error) {
 		start := time.Now()
-		s, err := b.snapshot(running, SnapshotRequest{MaxAge: forkSnapshotAge}) // if the node is killed before its deletion
+		s, err := b.snapshot(running, SnapshotRequest{temporary: true})
 		if err != nil {
 			return err
 		}
@@ -534,7 +540,7 @@ func (m *Manager) Snapshots(owner string, of ID, after SnapshotID, limit int) (l
 	defer m.snapshots.mu.Unlock()
 	last, begun := m.snapshots.byID[after]
 	for _, s := range m.snapshots.byID {
-		if s.Owner == owner && s.Progress == snapshotDone && (of == "" || s.Sandbox == of) && (!begun || newestFirst(s, last) > 0) {
+		if s.Owner == owner && s.Progress == snapshotDone && !s.Temporary && (of == "" || s.Sandbox == of) && (!begun || newestFirst(s, last) > 0) {
 			list = append(list, s)
 		}
 	}
@@ -591,6 +597,16 @@ func (s *snapshots) named(owner, name string) (Snapshot, bool) {
 		}
 	}
 	return Snapshot{}, false
+}
+
+// count returns the number of snapshots that are not deleted; mu is held.
+func (s *snapshots) count() (n int) {
+	for _, have := range s.byID {
+		if have.Progress != snapshotDeleted {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *snapshots) get(id SnapshotID) (Snapshot, bool) {

@@ -330,6 +330,48 @@ func TestForkThatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
+// The snapshot of a fork is not listed, and the retention of other snapshots neither counts nor deletes it.
+func TestSnapshotOfAForkIsTemporary(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	kept := snapshotOf(t, n, id, "")
+	release := n.Engine.Block("start")
+	defer release()
+	var forks []sandbox.Sandbox
+	forked := make(chan error, 1)
+	go func() {
+		var err error
+		forks, err = n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 2})
+		forked <- err
+	}()
+	n.Engine.AwaitBlocked(t, "start")
+	list, _ := n.Manager.Snapshots(owner, "", "", 0)
+	testkit.Diff(t, "snapshots", list, []sandbox.Snapshot{kept})
+	for _, retain := range []int{2, 1} {
+		_, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{RetainLast: retain})
+		testkit.NoError(t, "snapshot", err)
+		if list, _ := n.Manager.Snapshots(owner, "", "", 0); len(list) != retain {
+			t.Errorf("with keep_last %d there are %+v", retain, list)
+		}
+	}
+	// Its deletion fails.
+	n.Store.Hook(func(operation string, _ []sandbox.Event) error {
+		if operation == "put_snapshot" {
+			return errors.New("the disk has failed")
+		}
+		return nil
+	})
+	release()
+	testkit.NoError(t, "fork", testkit.Receive(t, "the forks", forked))
+	n.Store.Hook(nil)
+	for _, fork := range forks {
+		wantFiles(t, n, fork.ID, map[string]string{"a": "1"})
+		testkit.NoError(t, "destroy", n.Manager.Destroy(t.Context(), fork.ID))
+	}
+	n.Crash(t, func() {})
+	testkit.Eventually(t, "only the last snapshot is left", func() bool { return n.Engine.Snapshots() == 1 })
+}
+
 func TestForkWhoseCallerLeavesLeavesNothing(t *testing.T) {
 	for name, block := range map[string]func(*sandboxtest.Node) (blocked func(testing.TB), release func()){
 		"during the snapshot": func(n *sandboxtest.Node) (func(testing.TB), func()) {
