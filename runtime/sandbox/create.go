@@ -173,6 +173,7 @@ func (sb *Sandbox) validate() error {
 
 // claim reserves the name and begins the creation, or returns the sandbox with that name.
 func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
+	full := m.CheckSpace() // before the lock: it may read the free space
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.started {
@@ -194,8 +195,8 @@ func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 	if len(m.sandboxes) >= m.config().MaxSandboxes {
 		return nil, false, fmt.Errorf("%w (%d)", ErrTooManySandboxes, m.config().MaxSandboxes)
 	}
-	if err := m.CheckSpace(); err != nil {
-		return nil, false, err
+	if full != nil {
+		return nil, false, full
 	}
 	for m.sandboxes[sb.ID] != nil || m.quarantined[sb.ID] != nil {
 		sb.ID = NewID()
