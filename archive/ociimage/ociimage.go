@@ -116,7 +116,7 @@ func Write(w io.Writer, image Image) error {
 			return fmt.Errorf("layer %s: %w", l.Digest, err)
 		}
 	}
-	// At last: an archive that ends between two files has no index.
+	// The index comes last, so that an archive that is cut off between two files has none.
 	index := v1.Index{Versioned: version, MediaType: v1.MediaTypeImageIndex, Manifests: []v1.Descriptor{entry}}
 	if err := document(v1.ImageIndexFile, encode(index)); err != nil {
 		return err

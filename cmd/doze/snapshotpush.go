@@ -21,8 +21,8 @@ func (a *app) pushSnapshotCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "push SNAPSHOT DESTINATION",
 		Short: "Export a snapshot as a container image",
-		Long: `Export a snapshot as a container image. It includes the layers of the image that the snapshot
-is based on. DESTINATION is one of
+		Long: `Export a snapshot as a container image, with the files of the snapshot and the layers of the
+image that it is based on. DESTINATION is one of
 
   oci-archive:FILE     an archive for podman load and docker load; - is standard output
   docker-archive:FILE  the same archive; it has both formats

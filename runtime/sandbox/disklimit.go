@@ -227,7 +227,8 @@ func (b *liveSandbox) diskRun() int {
 func (b *liveSandbox) noteExceeded(ctx context.Context, atLeast, allowed DiskUsage) {
 	ctx, cancel := context.WithTimeout(ctx, stopMeasureLimit)
 	defer cancel()
-	usage := allowed
+	known := b.view.Load().Disk
+	usage := DiskUsage{max(known.Bytes, allowed.Bytes), max(known.Entries, allowed.Entries)}
 	if atLeast != (DiskUsage{}) { // otherwise the disk cannot be measured
 		var err error
 		if usage, _, err = b.measureDisk(ctx, DiskUsage{}); err != nil {

@@ -96,7 +96,7 @@ func (m *Manager) CheckSpace() error {
 	return m.checkSpace(func(DiskSpace) bool { return true })
 }
 
-// CheckUpload is CheckSpace for the file systems that uploads are written to.
+// CheckUpload is CheckSpace for the file systems with the root file systems of sandboxes.
 func (m *Manager) CheckUpload() error {
 	return m.checkSpace(func(s DiskSpace) bool { return s.Roots })
 }

@@ -37,8 +37,8 @@ type Snapshot struct {
 	// Origin has the settings of the sandbox, for new sandboxes.
 	Origin Sandbox `json:"origin"`
 
-	// Temporary snapshots are only for one operation of the node. They are not listed, and the next
-	// start of the node deletes them.
+	// Temporary snapshots are only for one operation of the node, which deletes them. They are not
+	// listed. The next start of the node, or their expiry, deletes the ones that are left.
 	Temporary bool             `json:"temporary,omitempty"`
 	Progress  SnapshotProgress `json:"progress,omitempty"`
 }
@@ -178,7 +178,7 @@ func (m *Manager) claimSnapshot(ctx context.Context, b *liveSandbox, req Snapsho
 		s.ExpiresAt = now.Add(time.Duration(req.MaxAge))
 	}
 	m.snapshots.mu.Lock()
-	if m.snapshots.count() >= maxSnapshots {
+	if m.snapshots.count() >= maxSnapshots || len(m.snapshots.byID) >= 2*maxSnapshots { // deleted ones may stay for a while
 		m.snapshots.mu.Unlock()
 		return Snapshot{}, fmt.Errorf("%w (%d)", ErrTooManySnapshots, maxSnapshots)
 	}

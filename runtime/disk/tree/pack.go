@@ -97,6 +97,9 @@ func (p *packer) folder(fd int, at string, depth int) error {
 		names = append(names, some...)
 		return nil
 	})
+	if err != nil && !errors.Is(err, ErrUnpackable) {
+		err = fmt.Errorf("read %q: %w", at, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -115,7 +118,7 @@ func (p *packer) folder(fd int, at string, depth int) error {
 // hold counts a name that stays in memory.
 func (p *packer) hold(name, at string) error {
 	if p.names += len(name) + nameOverhead; p.names > maxPackNames {
-		return fmt.Errorf("%q %w: names of files in one folder, or of files with several links, take more than %d MiB", at, ErrUnpackable, maxPackNames>>20)
+		return fmt.Errorf("%q %w: the names of files in nested folders, and of files with several links, take more than %d MiB", at, ErrUnpackable, maxPackNames>>20)
 	}
 	return nil
 }

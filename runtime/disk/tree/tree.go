@@ -138,9 +138,9 @@ func (c *Copy) Complete(ctx context.Context) (Usage, error) {
 	return Usage{Bytes: scan.bytes.Load(), Entries: scan.entries.Load()}, nil
 }
 
-// Measure returns the usage of the tree at path, which may change meanwhile. It runs on
-// the caller's thread only. It stops when the usage exceeds the limit, 0 for none; the returned usage
-// then exceeds the limit.
+// Measure returns the usage of the tree at path, which may change meanwhile. It runs only on the
+// caller's thread. It stops when the usage exceeds the limit (0: none), and then returns a usage that
+// exceeds it.
 func Measure(ctx context.Context, path string, limit Usage) (Usage, error) {
 	fd, err := openFolder(unix.AT_FDCWD, path)
 	if err != nil {
