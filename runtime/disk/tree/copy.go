@@ -19,7 +19,7 @@ type pass struct {
 	ctx      context.Context
 	target   int  // the root of the copy
 	changing bool // entries may change
-	group    group
+	group    Group
 
 	linking sync.Mutex
 	links   map[uint64]string // inode → path in the copy of its first link
@@ -54,7 +54,7 @@ func (c *Copy) apply(ctx context.Context, source int, have, want *node, changing
 	}
 	root := folder{source: source, target: target}
 	p.group.note(p.entries(root, have, want))
-	if err := p.group.wait(); err != nil {
+	if err := p.group.Wait(); err != nil {
 		return err
 	}
 	return p.attributes(root, want) // after the entries, which change the times of folders
@@ -149,7 +149,7 @@ func (p *pass) inner(f folder, have, n *node) error {
 		return fmt.Errorf("open the copy of %q: %w", n.name, err)
 	}
 	inner := folder{source: from, target: to, path: path.Join(f.path, n.name)}
-	return p.group.run(p.slots, func() error {
+	return p.group.Run(p.slots, func() error {
 		defer inner.close()
 		return p.entries(inner, have, n)
 	})
@@ -157,9 +157,9 @@ func (p *pass) inner(f folder, have, n *node) error {
 
 // files copies files, links and others of a folder.
 func (p *pass) files(f folder, files []*node) error {
-	var tasks group
+	var tasks Group
 	for batch := range slices.Chunk(files, filesPerTask) {
-		tasks.note(tasks.run(p.slots, func() error {
+		tasks.note(tasks.Run(p.slots, func() error {
 			for _, n := range batch {
 				if err := p.ctx.Err(); err != nil {
 					return err
@@ -173,7 +173,7 @@ func (p *pass) files(f folder, files []*node) error {
 			return nil
 		}))
 	}
-	return tasks.wait() // before the caller closes the folder
+	return tasks.Wait() // before the caller closes the folder
 }
 
 // errReplaced: an entry is no longer the one that was scanned.

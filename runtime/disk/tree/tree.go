@@ -163,7 +163,7 @@ type scanner struct {
 
 	began          time.Time // one for all entries, so that the names of a file are stale together
 	entries, bytes atomic.Int64
-	group          group
+	group          Group
 }
 
 func (s *scanner) exceeded() bool {
@@ -180,7 +180,7 @@ func (s *scanner) root(fd int) (*node, error) {
 	s.began = time.Now()
 	s.count(root.stamp)
 	s.group.note(s.folder(fd, root, 0))
-	err := s.group.wait()
+	err := s.group.Wait()
 	if s.exceeded() {
 		err = nil
 	}
@@ -239,7 +239,7 @@ func (s *scanner) names(fd int, names []string, n *node, depth int) error {
 		if err != nil {
 			return fmt.Errorf("open %q: %w", name, err)
 		}
-		err = s.group.run(s.slots, func() error {
+		err = s.group.Run(s.slots, func() error {
 			defer unix.Close(inner)
 			return s.folder(inner, child, depth+1)
 		})
@@ -256,14 +256,16 @@ var errEnough = errors.New("more than the limit")
 // ErrTooDeep is returned for more than maxDepth levels.
 var ErrTooDeep = fmt.Errorf("folders are nested in more than %d levels", maxDepth)
 
-// group runs functions concurrently while slots are free, and inline otherwise.
-type group struct {
+// Group runs functions concurrently while slots are free, and inline otherwise. Groups may share slots, and
+// functions may use further groups. The zero value is ready for use.
+type Group struct {
 	running sync.WaitGroup
 	mu      sync.Mutex
 	err     error // the first
 }
 
-func (g *group) run(slots chan struct{}, f func() error) error {
+// Run runs f. It returns the error of f if it ran inline, otherwise the first error of the group so far.
+func (g *Group) Run(slots chan struct{}, f func() error) error {
 	select {
 	case slots <- struct{}{}:
 		g.running.Go(func() {
@@ -276,7 +278,7 @@ func (g *group) run(slots chan struct{}, f func() error) error {
 	}
 }
 
-func (g *group) note(err error) {
+func (g *Group) note(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.err == nil {
@@ -284,13 +286,14 @@ func (g *group) note(err error) {
 	}
 }
 
-func (g *group) failed() error {
+func (g *Group) failed() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.err
 }
 
-func (g *group) wait() error {
+// Wait waits for the functions that run concurrently, and returns their first error.
+func (g *Group) Wait() error {
 	g.running.Wait()
 	return g.failed()
 }
