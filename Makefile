@@ -31,6 +31,9 @@ ifneq ($(shell id -u),0)
 TEST_HOME := $(HOME)/.local/share/doze/test
 endif
 
+# An S3 server for tests and benchmarks.
+BUILD_S3SERVER = cd test/s3server && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(TEST_HOME)/bin/doze-s3server .
+
 .PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures xterm test-unit test-mounts test-clients test-integration test-vm
 
 help: ## this list
@@ -57,10 +60,10 @@ doctor: build ## check this host and the running node; each finding has its reme
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	@$(ENTER) -- $(TEST_HOME)/bin/doze doctor
 
-build: policies ## the programs: bin/doze, bin/doze-node, bin/doze-guest, bin/doze-netns and bin/doze-disk
+build: policies ## the programs: bin/doze, bin/doze-node, bin/doze-guest, bin/doze-netns, bin/doze-disk and bin/doze-backup
 	@mkdir -p bin
 	CGO_ENABLED=0 go build $(COMPILE) -ldflags "-s -w -X main.buildVersion=$(VERSION) -X $(VERSION_PACKAGE).release=$(VERSION)" \
-		-o bin/ ./cmd/doze ./cmd/doze-node ./cmd/doze-netns ./cmd/doze-disk
+		-o bin/ ./cmd/doze ./cmd/doze-node ./cmd/doze-netns ./cmd/doze-disk ./cmd/doze-backup
 	@# The guest speaks HTTP/1.1 alone: without HTTP/2 each sandbox uses 80 KB less.
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS) nethttpomithttp2" -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/ ./cmd/doze-guest
 
@@ -85,6 +88,7 @@ bench: build setup ## the figures that a node must reach, and its peers': BENCH=
 	@packaging/host/setup --with-peers || echo 'bench: peers are missing; their rows report that'
 	@packaging/host/as-root images/build base python
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
+	$(BUILD_S3SERVER)
 	CGO_ENABLED=0 go build $(COMPILE) -o $(TEST_HOME)/bin/bench ./test/bench
 	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
@@ -147,6 +151,7 @@ test-integration: build ## tests against real Podman: PACKAGES=./runtime/netns/.
 	@install -m 0755 bin/* $(TEST_HOME)/bin
 	@# What tests of egress put into sandboxes, and a policy that does harm.
 	@CGO_ENABLED=0 go build $(COMPILE) -ldflags '-s -w' -o $(TEST_HOME)/bin/ ./test/egress/client ./test/egress/everything
+	@$(BUILD_S3SERVER)
 	@GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags '-s -w' -o $(TEST_HOME)/bin/hostile.wasm ./test/egress/hostile
 	@mkdir -p build && chmod 1777 build # pictures of pages that failed
 	DOZE_BIN=$(TEST_HOME)/bin go test -vet=off -race -count=1 -p 1 -parallel 8 -timeout 30m -run '$(RUN)' \

@@ -149,6 +149,7 @@ func New(cfg Config) (*API, error) {
 	a.registerSignedURLs()
 	a.registerSessions()
 	a.registerSnapshots()
+	a.registerBackups()
 	a.registerContexts()
 	a.registerEnvironment()
 	a.registerWatch()

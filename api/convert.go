@@ -127,6 +127,9 @@ func eventOf(e sandbox.Event) types.Event {
 		Bytes:      e.Bytes,
 		Forks:      e.Forks,
 
+		Backup:      string(e.Backup),
+		StoredBytes: e.Stored,
+
 		Disk:      diskUsageOf(e.Disk),
 		DiskLimit: diskUsageOf(e.DiskLimit),
 

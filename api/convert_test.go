@@ -35,6 +35,8 @@ func TestConversionsLoseNothing(t *testing.T) {
 		eventOf(filled[sandbox.Event]()),
 		*conditionOf(filled[sandbox.Condition]()),
 		snapshotOf(filled[sandbox.Snapshot]()),
+		backupOf(filled[sandbox.Backup]()),
+		backupProgressOf(filled[sandbox.BackupProgress]()),
 		limitsOf(filled[sandbox.Limits]()),
 		pendingOf(filled[sandbox.PendingOperation]()),
 		flowOf(filled[audit.Entry]()),
@@ -64,6 +66,8 @@ func TestConversionsUseEachField(t *testing.T) {
 	checkFieldsUsed(t, feedEventOf, "Owner")
 	checkFieldsUsed(t, conditionOf)
 	checkFieldsUsed(t, snapshotOf, "Owner", "Depth", "Temporary", "Progress")
+	checkFieldsUsed(t, backupOf, "Owner", "Layers")
+	checkFieldsUsed(t, backupProgressOf)
 	checkFieldsUsed(t, limitsOf)
 	checkFieldsUsed(t, pendingOf)
 	checkFieldsUsed(t, func(q sandbox.Quarantined) []types.QuarantinedSandbox {

@@ -83,6 +83,7 @@ func TestEveryDomainValueIsInTheAPI(t *testing.T) {
 		{"runtime/sandbox", "Language", enumerated[types.Language]()},
 		{"runtime/sandbox", "WakeKind", enumerated[types.WakeKind]()},
 		{"runtime/sandbox", "EventType", enumerated[types.EventType]()},
+		{"runtime/sandbox", "BackupPhase", enumerated[types.BackupPhase]()},
 		{"runtime/guest", "Restart", enumerated[types.Restart]()},
 		{"runtime/guest", "ProcessState", enumerated[types.ProcessState]()},
 		{"runtime/git", "Change", enumerated[types.GitChange]()},

@@ -46,6 +46,10 @@ var sentinels = []struct {
 	{sandbox.ErrSnapshotNotFound, problem.SnapshotNotFound, "GET " + Prefix + "/snapshots lists yours"},
 	{sandbox.ErrTooManySnapshots, problem.SnapshotLimitExceeded, "delete some first; nothing has changed"},
 	{sandbox.ErrUnexportable, problem.SnapshotUnsupported, "create a sandbox from the snapshot, remove the cause, and export a new snapshot of that sandbox"},
+	{sandbox.ErrNoObjectStore, problem.ObjectStoreRequired, "the operator configures one with the block backups in the Caddyfile"},
+	{sandbox.ErrBackupNotFound, problem.BackupNotFound, "GET " + Prefix + "/backups lists yours"},
+	{sandbox.ErrTooManyBackups, problem.BackupLimitExceeded, "delete some first, or use keep_last"},
+	{sandbox.ErrBackupUnsupported, problem.BackupUnsupported, "remove the cause, and try again"},
 	{sandbox.ErrNotFound, problem.SandboxNotFound, "GET " + Prefix + "/sandbox lists yours"},
 	{sandbox.ErrImageNotAllowed, problem.ImageNotAllowed, "GET " + Prefix + "/node lists the allowed images"},
 	{sandbox.ErrImageMissing, problem.ImageUnavailable, "check the name of the image, and that the node can reach its registry"},
@@ -92,6 +96,9 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 	if exists, ok := errors.AsType[*sandbox.SnapshotExistsError](err); ok {
 		return problem.New(problem.SnapshotExists, exists.Error())
 	}
+	if mismatch, ok := errors.AsType[*sandbox.ImageMismatchError](err); ok {
+		return problem.Newf(problem.ImageMismatch, "%v; build or import that image, or use the node's image of that name with allow_other_image", mismatch)
+	}
 	if refused, ok := errors.AsType[*guest.Error](err); ok {
 		return problemOfGuest(refused)
 	}
@@ -102,6 +109,9 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 		if errors.Is(err, s.err) {
 			return problem.Newf(s.code, "%v; %s", err, s.hint)
 		}
+	}
+	if failed, ok := errors.AsType[*sandbox.ObjectStoreError](err); ok {
+		return problemOfObjectStore(failed)
 	}
 	if _, ok := errors.AsType[*sandbox.FreezeError](err); ok {
 		return problem.Newf(problem.SleepFailed, "%v; the sandbox is still running; try again, or stop it", err)
@@ -121,6 +131,30 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 	}
 	return problem.New(problem.InternalError, "the node failed; its log has the cause")
 }
+
+// objectStoreProblems are the codes of the failures of an object store, each with what failed and
+// the remedy.
+var objectStoreProblems = map[sandbox.ObjectStoreFailure]struct {
+	code         problem.Code
+	what, remedy string
+}{
+	sandbox.ObjectStoreUnreachable: {problem.ObjectStoreFailed, "the object store is unreachable or fails", "try again; if that fails, the operator checks endpoint of backups in the Caddyfile"},
+	sandbox.ObjectStoreDenied:      {problem.ObjectStoreFailed, "the object store refuses the node's credentials", "the operator checks access_key and secret_key of backups in the Caddyfile, and the permissions of that key"},
+	sandbox.ObjectStoreNoBucket:    {problem.ObjectStoreFailed, "the object store does not have the bucket", "the operator creates the bucket, or checks bucket and region of backups in the Caddyfile"},
+	sandbox.ObjectStorePassword:    {problem.ObjectStoreFailed, "the repository in the object store has another password", "the operator sets password of backups in the Caddyfile to the one of the first backup, or uses another prefix"},
+	sandbox.ObjectStoreDamaged:     {problem.BackupUnreadable, "an object in the object store is missing or damaged", "use another backup"},
+}
+
+func problemOfObjectStore(e *sandbox.ObjectStoreError) *problem.Problem {
+	p, ok := objectStoreProblems[e.Failure]
+	if !ok {
+		p = objectStoreProblems[sandbox.ObjectStoreUnreachable]
+	}
+	return problem.Newf(p.code, "%s: %s; %s", p.what, validText(e.Err.Error(), maxObjectStoreMessage), p.remedy)
+}
+
+// maxObjectStoreMessage is the maximum number of bytes of an object store's message in a problem.
+const maxObjectStoreMessage = 1000
 
 // networkError returns the failure of a connection that err wraps, or nil. A
 // syscall.Errno also has the methods of a net.Error, but comes from a file or a cgroup.

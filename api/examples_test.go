@@ -42,6 +42,10 @@ func schemaDocs() []schemaDoc {
 		ID: "s7k2m9x4q3bz", Name: "before-upgrade", Sandbox: id, SandboxName: "shop", Image: "base", Parent: "s2c8x5m7k9az", CreatedAt: at(40, 0),
 		ExpiresAt: at(50, 0), SizeBytes: 247463936, Entries: 20201, DurationMS: 871.5, FrozenMS: 64.2,
 	}
+	backup := types.Backup{
+		ID: "b4n8r2t6w9xz", Sandbox: id, SandboxName: "shop", Image: "base", CreatedAt: at(45, 0), SizeBytes: 247463936, Entries: 20201, StoredBytes: 1258291,
+		DurationMS: 4182.3, FrozenMS: 64.2,
+	}
 	session := types.Session{
 		ID: "dev", PID: 57, Shell: "bash", Cwd: "/srv/shop", State: types.ProcessStateRunning, StartedAt: at(31, 4),
 	}
@@ -136,7 +140,12 @@ func schemaDocs() []schemaDoc {
 		{snapshot, "The immutable disk of a sandbox."},
 		{types.SnapshotList{Snapshots: []types.Snapshot{snapshot}, NextCursor: snapshot.ID}, "A page of snapshots."},
 		{types.CreateSnapshotRequest{Name: "before-upgrade", MaxAge: new(types.Duration(168 * time.Hour)), RetainLast: 7}, "A snapshot to create."},
-		{types.RestoreRequest{SnapshotID: "before-upgrade"}, "The snapshot to restore."},
+		{types.RestoreRequest{SnapshotID: "before-upgrade"}, "The snapshot or backup to restore."},
+		{backup, "The disk of a sandbox in an object store."},
+		{types.BackupList{Backups: []types.Backup{backup}, NextCursor: backup.ID}, "A page of backups."},
+		{types.CreateBackupRequest{RetainLast: 7}, "A backup to create."},
+		{types.BackupProgress{Phase: types.BackupPhaseUpload, Bytes: 123731968, TotalBytes: 247463936, Entries: 9120, TotalEntries: 20201},
+			"Data of the event `progress`: how far the backup or its restore is."},
 		{types.ForkRequest{Count: 2, Names: []string{"try-1", "try-2"}}, "The sandboxes to create."},
 		{types.ForkList{Sandboxes: []types.Sandbox{sandbox}}, "The sandboxes that a fork created."},
 		{types.SessionList{Sessions: []types.Session{session}}, "The sessions of a sandbox."},

@@ -28,6 +28,7 @@ var tags = []*huma.Tag{
 	{Name: "lifecycle", Description: "Wake a sandbox, put it to sleep, stop it, or hold it awake."},
 	{Name: "exec", Description: "Run commands in a sandbox and get their output."},
 	{Name: "snapshots", Description: "Immutable disks, from which sandboxes are restored and created."},
+	{Name: "backups", Description: "Disks of sandboxes in an object store, which outlive the node."},
 	{Name: "sessions", Description: "Shells that keep their state from one command to the next."},
 	{Name: "contexts", Description: "Interpreters that execute code and retain its state."},
 	{Name: "files", Description: "Read, write and list files of a sandbox; pack and unpack whole folders."},
@@ -253,7 +254,7 @@ func exampleDocs() (map[string]schemaDoc, error) {
 var propertyExamples = map[string]any{
 	"allow_empty": true, "amend": true, "binary": true, "commit": "8f3c1f0e5a4b7d6c9e2f1a0b3c4d5e6f7a8b9c0d", "files": []any{"src/app.js"}, "force": true,
 	"original_path": "src/shop.js", "remote": "origin", "submodule": true, "submodules": true,
-	"addresses": []any{"192.0.2.0/24"}, "allow_private": true, "argv": []any{"npm", "run", "dev"}, "built_in": true, "container_output": "exec: no such file",
+	"addresses": []any{"192.0.2.0/24"}, "allow_other_image": true, "allow_private": true, "argv": []any{"npm", "run", "dev"}, "built_in": true, "container_output": "exec: no such file",
 	"dropped": 12, "env": map[string]any{"NODE_ENV": "production"}, "error": "the container engine is not available", "exit_code": 1,
 	"exited_at": "2026-11-21T09:45:00Z", "flow": "hocl097cxn", "gap": true, "headers": map[string]any{"content-type": "text/plain"},
 	"hold_until": "2026-11-21T10:00:00Z", "host": "api.github.com", "inotify_instances": 128, "inotify_watches": 8192, "max_output_bytes": 65536,
@@ -294,7 +295,7 @@ func (d openAPIDocument) describeSchemas(docs map[string]schemaDoc) {
 
 // parameterExamples are the examples of parameters, by name.
 var parameterExamples = map[string]any{
-	"id": "shop", "snapshot": "before-upgrade", "process": "web", "session": "dev", "context": "python", "terminal": "main", "cols": 120, "rows": 40, "since": 5120, "wake": false, "origin": "https://shop.example.com", "command": "htop", "cwd": "/srv/shop", "port": 3000, "path": "/srv/shop/app.js", "mode": "0644", "recursive": true, "hidden": true,
+	"id": "shop", "snapshot": "before-upgrade", "backup": "b4n8r2t6w9xz", "process": "web", "session": "dev", "context": "python", "terminal": "main", "cols": 120, "rows": 40, "since": 5120, "wake": false, "origin": "https://shop.example.com", "command": "htop", "cwd": "/srv/shop", "port": 3000, "path": "/srv/shop/app.js", "mode": "0644", "recursive": true, "hidden": true,
 	"label": []any{"team=web"}, "state": "running", "usage": true, "force": true, "signal": "SIGHUP", "cursor": "17", "limit": 100,
 	"expires": 1795253340, "signature": "2lVdGvP0x1Zx8t0uWvY7d8Zk3vYqk1mJm8f3wQd0b7E", "disposition": "attachment", "max_bytes": 10485760,
 	"staged": true, "max_commits": 10, "from": "main", "to": "HEAD", "ref": "main", "file": []any{"src/app.js"},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
 )
@@ -26,6 +27,19 @@ func jsonResponse(x Exchange, body any) *huma.StreamResponse {
 		x.w.Header().Set("Content-Type", "application/json")
 		if err := jsonFormat.Marshal(x.w, body); err != nil {
 			panic(err) // nothing was written
+		}
+	}}
+}
+
+// createdResponse is a jsonResponse with the new resource at a location.
+func createdResponse(x Exchange, location string, body any) *huma.StreamResponse {
+	return &huma.StreamResponse{Body: func(huma.Context) {
+		h := x.w.Header()
+		h.Set("Content-Type", "application/json")
+		h.Set("Location", location)
+		x.w.WriteHeader(http.StatusCreated)
+		if err := jsonFormat.Marshal(x.w, body); err != nil {
+			panic(err)
 		}
 	}}
 }

@@ -33,6 +33,7 @@ type sandboxSnapshotsInput struct {
 
 type restoreInput struct {
 	SandboxPath
+	Exchange
 	Force bool `query:"force" doc:"Also while requests, commands or transfers are in progress, which end"`
 }
 
@@ -61,11 +62,15 @@ func (a *API) registerSnapshots() {
 	}, withSandbox(a, a.sandboxSnapshots))
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/restore", id: "restore-snapshot", tag: "snapshots",
-		summary: "Replace the disk of a sandbox by a snapshot",
+		summary: "Replace the disk of a sandbox by a snapshot or a backup",
 		description: "Ends the programs of the sandbox and discards its files. The sandbox retains its name, ports, environment and rules. " +
-			"If it was running, the call wakes it; otherwise its next use does. Continues when the client disconnects.",
-		codes: slices.Concat(wakeCodes, []problem.Code{problem.SnapshotNotFound, problem.SandboxBusy}),
-	}, withSandboxBody(a, a.restoreSnapshot))
+			"If it was running, the call wakes it; otherwise its next use does. Continues when the client disconnects. " +
+			"With `backup_id`, the sandbox goes on until the whole backup is on the node. After an error before that, its disk is unchanged.",
+		codes: slices.Concat(wakeCodes, objectStoreCodes, []problem.Code{problem.SnapshotNotFound, problem.BackupNotFound, problem.ImageMismatch,
+			problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.StreamLimitExceeded}),
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.Sandbox](a, "The sandbox; or with stream: events while the backup is restored")},
+		events:    map[string]any{"progress": types.BackupProgress{}, "complete": types.Sandbox{}},
+	}, withSandboxBody(a, a.restore))
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/fork", id: "fork-sandbox", tag: "snapshots", status: http.StatusCreated,
 		summary: "Create sandboxes with the disk of another",
@@ -162,12 +167,38 @@ func (a *API) exportSnapshot(ctx context.Context, in *exportInput) (*huma.Stream
 	}}, nil
 }
 
-func (a *API) restoreSnapshot(ctx context.Context, in *restoreInput, body *types.RestoreRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
+func (a *API) restore(ctx context.Context, in *restoreInput, body *types.RestoreRequest, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
+	if err := checkRestore(body); err != nil {
+		return nil, err
+	}
+	if body.BackupID != "" {
+		return a.restoreBackup(ctx, in, body, sb)
+	}
 	s, err := a.cfg.Sandboxes.Snapshot(sb.Owner, body.SnapshotID)
 	if err != nil {
 		return nil, err
 	}
-	return a.respondSandbox(a.cfg.Sandboxes.Restore(ctx, sb.ID, s.ID, in.Force))
+	restored, err := a.cfg.Sandboxes.Restore(ctx, sb.ID, s.ID, in.Force)
+	if err != nil {
+		return nil, err
+	}
+	return jsonResponse(in.Exchange, a.sandboxOf(restored)), nil
+}
+
+// checkRestore refuses what does not belong together.
+func checkRestore(body *types.RestoreRequest) error {
+	const want = "send either snapshot_id or backup_id"
+	switch {
+	case body.SnapshotID == "" && body.BackupID == "":
+		return invalid("body.snapshot_id", "missing, as is backup_id", want)
+	case body.SnapshotID != "" && body.BackupID != "":
+		return invalid("body.backup_id", "both snapshot_id and backup_id are given", want)
+	case body.SnapshotID != "" && body.AllowOtherImage:
+		return invalid("body.allow_other_image", "does not apply to a snapshot, whose image is on the node", "omit it, or send backup_id in place of snapshot_id")
+	case body.SnapshotID != "" && body.Stream:
+		return invalid("body.stream", "the restore of a snapshot has no progress", "omit it, or send backup_id in place of snapshot_id")
+	}
+	return nil
 }
 
 func (a *API) fork(ctx context.Context, _ *SandboxPath, body *types.ForkRequest, sb sandbox.Sandbox) (*output[types.ForkList], error) {

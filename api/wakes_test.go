@@ -78,6 +78,8 @@ func (b *usedBox) inspections() []routeUse {
 		{route: "DELETE /sandbox/{id}/ports/{port}"},
 		{route: "POST /sandbox/{id}/snapshot", body: map[string]any{"name": "before"}},
 		{route: "GET /sandbox/{id}/snapshots"},
+		{route: "POST /sandbox/{id}/backup", body: map[string]any{}},
+		{route: "GET /sandbox/{id}/backups"},
 		{route: "POST /sandbox/{id}/fork", body: map[string]any{"count": 2, "names": []string{"x", "y"}}},
 		{route: "GET /sandbox/{id}/egress/rules"},
 		{route: "PUT /sandbox/{id}/egress/rules", body: `{"rules":[]}`},

@@ -50,6 +50,8 @@ type App struct {
 	NetnsHelper string `json:"netns_helper,omitempty"`
 	// The program `doze-disk`, which takes and restores snapshots. Default: in the folder of the running program.
 	DiskHelper string `json:"disk_helper,omitempty"`
+	// The program `doze-backup`, which stores and restores backups. Default: in the folder of the running program.
+	BackupHelper string `json:"backup_helper,omitempty"`
 	// The cgroup v2 subtree of the node's user, such as `/sys/fs/cgroup/doze`. Without one,
 	// sandboxes sleep and wake slowly and have no limits. Default: `$DOZE_CGROUP`.
 	Cgroup string `json:"cgroup,omitempty"`
@@ -119,6 +121,9 @@ type App struct {
 
 	// The rules and settings of outgoing traffic. Default: public addresses are reachable.
 	Egress *Egress `json:"egress,omitempty"`
+
+	// The object store for backups of sandboxes. Default: none.
+	Backups *Backups `json:"backups,omitempty"`
 
 	ctx      caddy.Context
 	config   node.Config
@@ -340,6 +345,10 @@ func (a *App) nodeConfig() (node.Config, error) {
 	if err != nil {
 		return node.Config{}, err
 	}
+	backups, err := a.Backups.settings()
+	if err != nil {
+		return node.Config{}, err
+	}
 	home, err := a.home()
 	if err != nil {
 		return node.Config{}, err
@@ -406,10 +415,12 @@ func (a *App) nodeConfig() (node.Config, error) {
 		Guest:        a.Guest,
 		NetnsHelper:  a.NetnsHelper,
 		DiskHelper:   a.DiskHelper,
+		BackupHelper: a.BackupHelper,
 		PodmanSocket: a.PodmanSocket,
 		Cgroup:       a.Cgroup,
 		Sandbox:      sb,
 		Egress:       settings,
+		Backups:      backups,
 	}, nil
 }
 

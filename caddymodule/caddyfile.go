@@ -40,6 +40,7 @@ func init() {
 //		guest                   <program>
 //		netns_helper            <program>
 //		disk_helper             <program>
+//		backup_helper           <program>
 //		cgroup                  <folder>
 //		image                   <name> <reference>
 //		allow_images            <pattern...>
@@ -75,6 +76,15 @@ func init() {
 //		egress {
 //			...
 //		}
+//		backups {
+//			endpoint            <url>
+//			bucket              <name>
+//			prefix              <prefix>
+//			region              <region>
+//			access_key          <key>
+//			secret_key          <secret>
+//			password            <password>
+//		}
 //	}
 //
 // The syntax of egress is at parseEgress.
@@ -96,6 +106,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		"guest":                   &a.Guest,
 		"netns_helper":            &a.NetnsHelper,
 		"disk_helper":             &a.DiskHelper,
+		"backup_helper":           &a.BackupHelper,
 		"cgroup":                  &a.Cgroup,
 		"image":                   a.parseImage,
 		"allow_images":            &a.AllowImages,
@@ -118,6 +129,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		"preview_domain":          &a.PreviewDomain,
 		"preview_port":            a.parsePreviewPort,
 		"egress":                  a.parseEgress,
+		"backups":                 a.parseBackups,
 	})
 	return httpcaddyfile.App{Name: "doze", Value: caddyconfig.JSON(a, nil)}, err
 }
@@ -238,6 +250,9 @@ type atLeast struct {
 // share is a field of a share, which is written as a percentage.
 type share struct{ field **float64 }
 
+// secret is a field of a text that errors do not repeat.
+type secret struct{ field *string }
+
 // readBlock reads the options of a block. It has for each the field, whose type decides what
 // the option accepts, or a function that reads it.
 func readBlock(d *caddyfile.Dispenser, block string, fields map[string]any) error {
@@ -257,6 +272,8 @@ func (o options) read(block string, fields map[string]any) error {
 		return to(o)
 	case *string:
 		return o.text(to)
+	case secret:
+		return o.secret(to.field)
 	case *[]string:
 		return o.list(to)
 	case *map[string]string:
@@ -340,6 +357,14 @@ func (o options) text(to *string) error {
 		return o.Errf("%s is empty; leave it out for its default", name)
 	}
 	return nil
+}
+
+func (o options) secret(to *string) error {
+	name := o.Val()
+	if o.CountRemainingArgs() != 1 {
+		return o.Errf("wrong argument count or unexpected line ending after '%s'", name)
+	}
+	return o.text(to)
 }
 
 // value reads an option's value, which valid converts. want describes valid values.

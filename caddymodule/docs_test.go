@@ -27,6 +27,7 @@ var blocks = []block{
 	{"size", "parseApp", "doze/size", "Size"},
 	{"egress", "parseEgress", "egress", "Egress"},
 	{"rule", "parseEgress", "egress/rule", ""},
+	{"backups", "parseApp", "doze/backups", "Backups"},
 	{"doze_preview", "parsePreview", "doze_preview", "Preview"},
 }
 
@@ -44,7 +45,7 @@ type source struct {
 func readSource(t *testing.T) source {
 	t.Helper()
 	s := source{functions: map[string]string{}, fields: map[string]map[string]string{}}
-	for _, file := range []string{"app.go", "caddyfile.go", "egress.go", "egress_caddyfile.go", "preview.go"} {
+	for _, file := range []string{"app.go", "caddyfile.go", "egress.go", "egress_caddyfile.go", "objectstore.go", "preview.go"} {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)

@@ -135,7 +135,7 @@ func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
 	}
 	_, listed, _ := strings.Cut(string(page), "All options apply immediately except ")
 	listed, _, _ = strings.Cut(listed, ":")
-	for _, option := range []string{"token_file", "guest", "netns_helper", "disk_helper", "podman_socket", "cgroup"} {
+	for _, option := range []string{"token_file", "guest", "netns_helper", "disk_helper", "backup_helper", "podman_socket", "cgroup"} {
 		if !strings.Contains(listed, "`"+option+"`") {
 			t.Errorf("docs/reference/caddyfile.md does not list %s", option)
 		}
@@ -151,6 +151,11 @@ func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
 		}
 		s.mustServe()
 	}
+	err = s.load("backups {\n\tendpoint http://127.0.0.1:9\n\tbucket b\n\taccess_key id\n\tsecret_key hush\n\tpassword hush-hush-hush\n}\nsleep_after 9m", "")
+	if want := `backups cannot change from "none" to "http://127.0.0.1:9/b/"`; err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hush") {
+		t.Errorf("an object store: the reload gave %v, want %s", err, want)
+	}
+	s.mustServe()
 	s.mustLoad("sleep_after 2m", "")
 	if got := s.sleepAfter(); got != 2*time.Minute {
 		t.Errorf("after a good reload sleep_after is %s", got)

@@ -50,22 +50,29 @@ func (c Config) CheckChange(next Config) error {
 		return err
 	}
 	var refused error
+	refuse := func(fixed FixedError) {
+		if refused == nil {
+			refused = fixed
+			return
+		}
+		refused = fmt.Errorf("%w; %w", refused, fixed)
+	}
 	for _, c := range []struct{ option, have, want string }{
 		{"data", c.Home, next.Home},
 		{"token_file", c.TokenFile, next.TokenFile},
 		{"guest", c.Guest, next.Guest},
 		{"netns_helper", c.NetnsHelper, next.NetnsHelper},
 		{"disk_helper", c.DiskHelper, next.DiskHelper},
+		{"backup_helper", c.BackupHelper, next.BackupHelper},
 		{"podman_socket", c.PodmanSocket, next.PodmanSocket},
 		{"cgroup", c.Cgroup, next.Cgroup},
 	} {
-		switch fixed := (FixedError{c.option, c.have, c.want}); {
-		case c.have == c.want:
-		case refused == nil:
-			refused = fixed
-		default:
-			refused = fmt.Errorf("%w; %w", refused, fixed)
+		if c.have != c.want {
+			refuse(FixedError{c.option, c.have, c.want})
 		}
+	}
+	if !c.Backups.equal(next.Backups) {
+		refuse(FixedError{"backups", c.Backups.String(), next.Backups.String()})
 	}
 	if refused != nil {
 		return refused
@@ -73,9 +80,13 @@ func (c Config) CheckChange(next Config) error {
 	return next.Sandbox.Validate()
 }
 
-// FixedError reports an option that only a restart can change.
+// FixedError reports an option that only a restart can change. Have and Want are equal if the change
+// is one of secrets.
 type FixedError struct{ Option, Have, Want string }
 
 func (e FixedError) Error() string {
+	if e.Have == e.Want {
+		return e.Option + " cannot change its secrets while the node runs: restart it"
+	}
 	return fmt.Sprintf("%s cannot change from %q to %q while the node runs: restart it", e.Option, e.Have, e.Want)
 }

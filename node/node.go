@@ -20,6 +20,7 @@ import (
 	"github.com/doze-run/doze/api/signedurl"
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/egress/proxy"
+	"github.com/doze-run/doze/runtime/backup"
 	"github.com/doze-run/doze/runtime/disk"
 	"github.com/doze-run/doze/runtime/doctor"
 	"github.com/doze-run/doze/runtime/freezer"
@@ -44,9 +45,9 @@ type Config struct {
 	Home string
 	// TokenFile holds the API token and is created if it is missing. Default: Home/token.
 	TokenFile string
-	// Guest, NetnsHelper and DiskHelper are the paths of doze-guest, doze-netns and doze-disk.
-	// Default: in the folder of the running program.
-	Guest, NetnsHelper, DiskHelper string
+	// Guest, NetnsHelper, DiskHelper and BackupHelper are the paths of doze-guest, doze-netns,
+	// doze-disk and doze-backup. Default: in the folder of the running program.
+	Guest, NetnsHelper, DiskHelper, BackupHelper string
 	// PodmanSocket of the Podman service to use. Default: the user's own; if that does
 	// not respond, the node starts one.
 	PodmanSocket string
@@ -60,6 +61,31 @@ type Config struct {
 	Egress egress.Settings
 	// PolicyCompiler is the program that compiles policies. Default: the running program.
 	PolicyCompiler string
+	// Backups is where backups of sandboxes are stored; nil: nowhere.
+	Backups *Backups
+}
+
+// Backups is an object store and the password for the backups in it.
+type Backups struct {
+	backup.ObjectStore
+	Password string
+}
+
+// String describes the object store, without secrets.
+func (b *Backups) String() string {
+	if b == nil {
+		return "none"
+	}
+	description := b.Endpoint + "/" + b.Bucket + "/" + b.Prefix
+	if b.Region != "" {
+		description += " in " + b.Region
+	}
+	return description
+}
+
+// equal compares all settings.
+func (b *Backups) equal(other *Backups) bool {
+	return b == other || b != nil && other != nil && *b == *other
 }
 
 func (c *Config) fill() error {
@@ -80,6 +106,7 @@ func (c *Config) fill() error {
 	c.Guest = cmp.Or(c.Guest, filepath.Join(programs, "doze-guest"))
 	c.NetnsHelper = cmp.Or(c.NetnsHelper, filepath.Join(programs, "doze-netns"))
 	c.DiskHelper = cmp.Or(c.DiskHelper, filepath.Join(programs, "doze-disk"))
+	c.BackupHelper = cmp.Or(c.BackupHelper, filepath.Join(programs, "doze-backup"))
 	c.Cgroup = cmp.Or(c.Cgroup, os.Getenv("DOZE_CGROUP"))
 	c.Sandbox.RunDir = filepath.Join(c.Home, "run")
 	c.Sandbox.GuestBinary = filepath.Join(c.Home, "guest", "doze-guest")
@@ -205,9 +232,18 @@ func OpenOn(ctx context.Context, cfg Config, records *store.Badger, log *slog.Lo
 		Run: cfg.Sandbox.RunDir, Node: records.NodeID(), Log: log,
 	})
 	opened = append(opened, disks.Close)
+	var backups sandbox.Backups // nil without an object store
+	if cfg.Backups != nil {
+		client := backup.New(backup.Config{
+			ObjectStore: cfg.Backups.ObjectStore, Password: cfg.Backups.Password, Helper: cfg.BackupHelper, NetnsHelper: cfg.NetnsHelper,
+			Disks: disks, Folder: filepath.Join(cfg.Home, "backups"), Node: records.NodeID(), Log: log,
+		})
+		opened = append(opened, client.Close)
+		backups = client
+	}
 	n, err := Assemble(ctx, cfg, Backends{
 		Deps: sandbox.Deps{
-			Engine: engine, Disks: disks, Freezer: sandboxFreezer, Memory: memory.New(freezer.MountPoint, cfg.Cgroup), Network: network, Store: records, PublicRoots: publicRoots, Restored: restored, Log: log,
+			Engine: engine, Disks: disks, Backups: backups, Freezer: sandboxFreezer, Memory: memory.New(freezer.MountPoint, cfg.Cgroup), Network: network, Store: records, PublicRoots: publicRoots, Restored: restored, Log: log,
 			Creations: filepath.Join(nodesDir(storage), records.NodeID()+".creating"),
 			Origins:   filepath.Join(nodesDir(storage), records.NodeID()+".origins"),
 		},

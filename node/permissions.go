@@ -10,7 +10,7 @@ import (
 )
 
 // private has patterns of the entries in the node's folder that other users may not read.
-var private = []string{"run", "store", "egress", "caddy", ".restore", "token", "node*.log*", "node.err"}
+var private = []string{"run", "store", "egress", "caddy", "backups", ".restore", "token", "node*.log*", "node.err"}
 
 // restrict removes all permissions of other users from the node's folder and its private
 // entries, which have secrets or describe what sandboxes do. Earlier versions and other

@@ -175,6 +175,16 @@ var (
 		"A container image cannot represent the snapshot: for example, a file's name begins with `.wh.`, or the files exceed 256 GiB, including holes. `detail` has the reason.")
 	ExportLimitExceeded = define(API, "export_limit_exceeded", http.StatusTooManyRequests, "Too many concurrent exports",
 		"Two of your snapshots, or eight snapshots of all owners, are already being exported.", retryAfter(5))
+	BackupNotFound = define(API, "backup_not_found", http.StatusNotFound, "Backup not found",
+		"The object store has no backup of the owner with that id. `GET /backups` lists them.")
+	BackupLimitExceeded = define(API, "backup_limit_exceeded", http.StatusConflict, "Too many backups",
+		"You have 10,000 backups. Delete some first; `keep_last` does so by itself.")
+	BackupUnreadable = define(API, "backup_unreadable", http.StatusBadGateway, "Backup unreadable",
+		"An object of the backup or of its repository is missing in the object store, or is not what the node stored. Use another backup; `detail` has the cause.")
+	BackupUnsupported = define(API, "backup_unsupported", http.StatusUnprocessableEntity, "Disk cannot be backed up",
+		"A backup cannot represent the disk: for example, its folders are nested more than 1,000 levels deep. `detail` has the path and the reason.")
+	ImageMismatch = define(API, "image_mismatch", http.StatusConflict, "Image of the backup not on the node",
+		"The node does not have the image on which the backup is based, or has another one of that name. Build or import that image, or use `allow_other_image`: then the files that only the old image has are missing.")
 	SessionNotFound = define(API, "session_not_found", http.StatusNotFound, "Session not found",
 		"The sandbox has no session with this id.")
 	SessionLost = define(API, "session_lost", http.StatusGone, "Session has ended",
@@ -261,6 +271,10 @@ var (
 		"The node or its host has no file descriptors left. `detail` names the limit to raise.", retryAfter(5))
 	NodeDiskFull = define(API, "node_disk_full", http.StatusInsufficientStorage, "Node disk full",
 		"The node has less free disk space than its reserve, or none left for its data. Nothing has changed.")
+	ObjectStoreRequired = define(API, "object_store_required", http.StatusNotImplemented, "No object store",
+		"The node has no object store for backups. The operator configures one with `backups` in the Caddyfile.")
+	ObjectStoreFailed = define(API, "object_store_failed", http.StatusBadGateway, "Object store failed",
+		"The object store cannot be reached, refuses the node's credentials, does not have the bucket, or has a repository with another password. `detail` names which of these, and the option of `backups` in the Caddyfile to check. Nothing has changed.")
 	StreamLimitExceeded = define(API, "stream_limit_exceeded", http.StatusServiceUnavailable, "Too many streams",
 		"1,024 streams are open on the node.", retryAfter(5))
 	CallLimitExceeded = define(API, "call_limit_exceeded", http.StatusServiceUnavailable, "Too many calls",

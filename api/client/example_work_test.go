@@ -41,6 +41,10 @@ func serveWork(mux *http.ServeMux, respond func(pattern string, status int, body
 	events("POST /api/v1/sandbox/shop/git/clone",
 		`progress {"phase":"receiving_objects","done":120,"total":120,"bytes":48213}`,
 		`complete {"path":"/workspace/doze","branch":"main","commit":"5f2c1e0d9b8a7f6e5d4c3b2a190817f6e5d4c3b2"}`)
+	events("POST /api/v1/sandbox/shop/backup",
+		`progress {"phase":"upload","bytes":123731968,"total_bytes":247463936,"entries":9120,"total_entries":20201}`,
+		`complete {"id":"b4n8r2t6w9xz","sandbox_name":"shop","size_bytes":247463936,"stored_bytes":1258291}`)
+	respond("POST /api/v1/sandbox/shop/restore", 200, `{"id":"k3f9x2m7q2az","name":"shop","state":"running"}`)
 	respond("GET /api/v1/sandbox/shop/git/status", 200, `{"path":"/workspace/doze","branch":"main","ahead":0,"behind":0,"clean":false,"files":[{"path":"README.md","index":"unmodified","worktree":"modified"}]}`)
 	events("POST /api/v1/sandbox/shop/contexts/python/run",
 		`stdout {"data":"loading\n"}`,
@@ -220,6 +224,31 @@ func ExampleClient_CloneRepository() {
 	// receiving_objects 120 of 120
 	// /workspace/doze is on main
 	// README.md differs
+}
+
+func ExampleClient_CreateBackup() {
+	node := startNode()
+	defer node.Close()
+	c := connect(node)
+	defer c.Close()
+	ctx := context.Background()
+
+	backup, err := c.CreateBackup(ctx, "shop", types.CreateBackupRequest{RetainLast: 7}, func(p types.BackupProgress) {
+		fmt.Println(p.Phase, p.Entries, "of", p.TotalEntries)
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(backup.ID, "sent", backup.StoredBytes, "of", backup.SizeBytes, "bytes")
+	sb, err := c.RestoreBackup(ctx, "shop", types.RestoreRequest{BackupID: backup.ID}, false, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(sb.Name, sb.State)
+	// Output:
+	// upload 9120 of 20201
+	// b4n8r2t6w9xz sent 1258291 of 247463936 bytes
+	// shop running
 }
 
 func ExampleClient_RunCode() {

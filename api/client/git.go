@@ -12,31 +12,9 @@ import (
 // CloneRepository wakes the sandbox and clones a repository. With progress, which may be nil,
 // the timeout of the request has no default. When ctx ends first, the node kills git and deletes
 // the incomplete clone.
-func (c *Client) CloneRepository(ctx context.Context, idOrName string, req types.GitCloneRequest, progress func(types.GitProgress)) (head types.GitHead, err error) {
+func (c *Client) CloneRepository(ctx context.Context, idOrName string, req types.GitCloneRequest, progress func(types.GitProgress)) (types.GitHead, error) {
 	req.Stream = progress != nil
-	r := request{method: http.MethodPost, path: sandboxPath(idOrName, "git", "clone"), body: req}
-	if !req.Stream {
-		return fetch[types.GitHead](ctx, c, r)
-	}
-	ended := false
-	err = c.stream(ctx, r, func(m message) error {
-		switch m.event {
-		case "progress":
-			return yieldData(m, func(p types.GitProgress) error {
-				progress(p)
-				return nil
-			})
-		case "complete":
-			ended = true
-			head, err = decode[types.GitHead](m)
-			return err
-		}
-		return nil // of a later version
-	})
-	if err == nil && !ended {
-		err = errNoResult
-	}
-	return head, err
+	return fetchProgress[types.GitHead](ctx, c, request{method: http.MethodPost, path: sandboxPath(idOrName, "git", "clone"), body: req}, progress)
 }
 
 // GitStatus returns the commit that is checked out in a working tree, and the files that

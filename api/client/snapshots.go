@@ -47,11 +47,15 @@ func (c *Client) DeleteSnapshot(ctx context.Context, idOrName string) error {
 // Restore replaces the disk of a sandbox by a snapshot, and returns the sandbox. With
 // force, it also ends requests and commands in progress.
 func (c *Client) Restore(ctx context.Context, idOrName string, req types.RestoreRequest, force bool) (types.Sandbox, error) {
+	return fetch[types.Sandbox](ctx, c, restoreRequest(idOrName, req, force))
+}
+
+func restoreRequest(idOrName string, req types.RestoreRequest, force bool) request {
 	r := request{method: http.MethodPost, path: sandboxPath(idOrName, "restore"), body: req}
 	if force {
 		r.query = url.Values{"force": {"true"}}
 	}
-	return fetch[types.Sandbox](ctx, c, r)
+	return r
 }
 
 // Fork creates sandboxes with the disk of another, which goes on.

@@ -44,6 +44,34 @@ func follow[T any](ctx context.Context, c *Client, r request, yield func(T) erro
 	return c.stream(ctx, r, func(m message) error { return yieldData(m, yield) })
 }
 
+// fetchProgress makes the call and returns its JSON response. With progress, which may be nil, the
+// response is a stream: progress is called with the data of each event progress, and the result is
+// the data of complete.
+func fetchProgress[T, P any](ctx context.Context, c *Client, r request, progress func(P)) (result T, err error) {
+	if progress == nil {
+		return fetch[T](ctx, c, r)
+	}
+	ended := false
+	err = c.stream(ctx, r, func(m message) error {
+		switch m.event {
+		case "progress":
+			return yieldData(m, func(p P) error {
+				progress(p)
+				return nil
+			})
+		case "complete":
+			ended = true
+			result, err = decode[T](m)
+			return err
+		}
+		return nil // of a later version
+	})
+	if err == nil && !ended {
+		err = errNoResult
+	}
+	return result, err
+}
+
 // stream makes the call and yields the events of its response until they end, which
 // returns nil, or yield returns an error. An event "problem" is returned as *problem.Problem.
 func (c *Client) stream(ctx context.Context, r request, yield func(message) error) error {

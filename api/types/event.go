@@ -9,19 +9,22 @@ type Event struct {
 	Time       time.Time      `json:"time" doc:"When it happened"`
 	Sandbox    string         `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
 	Kind       WakeKind       `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
-	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted, restored, forked and memory_reclaimed: how long it took, in milliseconds"`
+	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted, restored, forked, backed_up and memory_reclaimed: how long it took, in milliseconds"`
 	Cause      Cause          `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
-	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started; of snapshot_deleted: requested, or retention if max_age or keep_last deleted it"`
+	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started; of snapshot_deleted and backup_deleted: requested, or retention if max_age or keep_last deleted it"`
 	Error      string         `json:"error,omitempty" doc:"Description of what went wrong, for people"`
 	Detail     string         `json:"detail,omitempty" doc:"For stopped with the reason memory_pressure, disk_limit or disk_pressure: the measurement as human-readable text" example:"1.1 GiB of 24 GiB of memory were available, 5% are required"`
 	Port       uint16         `json:"port,omitempty" doc:"Of port_exposed, port_unexposed, port_opened and port_closed: the port"`
 	Listening  *ListeningPort `json:"listening,omitempty" doc:"Of port_opened and port_closed: what listens, or listened"`
 	Process    *Process       `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
 	Progress   string         `json:"progress,omitempty" doc:"Of image_pull_progress: a line for people"`
-	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted, restored and snapshot_deleted: id of the snapshot; of created: of the snapshot that the sandbox began with" example:"s7k2m9x4q3bz"`
-	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted, restored, forked and snapshot_deleted: disk space that the snapshot adds to its base; missing if it has not been measured" example:"247463936"`
+	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted, snapshot_deleted, and restored from a snapshot: id of the snapshot; of created: of the snapshot that the sandbox began with" example:"s7k2m9x4q3bz"`
+	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted, restored, forked and snapshot_deleted: disk space that the snapshot adds to its base; missing if it has not been measured; of backed_up and backup_deleted: size of the backup's files" example:"247463936"`
 	Forks      int            `json:"forks,omitempty" doc:"Of forked: how many sandboxes were created" example:"2"`
 	Until      time.Time      `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
+
+	Backup      string `json:"backup,omitempty" doc:"Of backed_up, backup_deleted, and restored from a backup: id of the backup" example:"b4n8r2t6w9xz"`
+	StoredBytes int64  `json:"stored_bytes,omitempty" doc:"Of backed_up: how many bytes were sent to the object store" example:"1258291"`
 
 	Disk      *DiskUsage `json:"disk,omitempty" doc:"For stopped with the reason disk_limit or disk_pressure: the disk usage of the sandbox; missing if it could not be measured. Counting stops at the limit"`
 	DiskLimit *DiskUsage `json:"disk_limit,omitempty" doc:"For stopped with the reason disk_limit or disk_pressure: the limit that applied"`
@@ -52,9 +55,12 @@ const (
 	EventTypeAdopted           EventType = "adopted" // from quarantine
 	EventTypeDiskLost          EventType = "disk_lost"
 	EventTypeSnapshotted       EventType = "snapshotted"
-	EventTypeRestored          EventType = "restored" // from a snapshot
+	EventTypeRestored          EventType = "restored" // from a snapshot or a backup
 	EventTypeForked            EventType = "forked"
 	EventTypeSnapshotDeleted   EventType = "snapshot_deleted" // a snapshot of it
+	EventTypeBackedUp          EventType = "backed_up"
+	EventTypeBackupFailed      EventType = "backup_failed"
+	EventTypeBackupDeleted     EventType = "backup_deleted" // a backup of it
 	EventTypeDestroyed         EventType = "destroyed"
 )
 
@@ -64,7 +70,8 @@ func (EventType) Values() []EventType {
 		EventTypeCreated, EventTypeImagePullProgress, EventTypeWoke, EventTypeSlept, EventTypeMemoryReclaimed, EventTypeStopped, EventTypeWakeFailed, EventTypeHeld,
 		EventTypeProcessStarted, EventTypeProcessExited, EventTypePortExposed, EventTypePortUnexposed, EventTypePortOpened, EventTypePortClosed,
 		EventTypeUpdated, EventTypeAdopted,
-		EventTypeDiskLost, EventTypeSnapshotted, EventTypeRestored, EventTypeForked, EventTypeSnapshotDeleted, EventTypeDestroyed,
+		EventTypeDiskLost, EventTypeSnapshotted, EventTypeRestored, EventTypeForked, EventTypeSnapshotDeleted,
+		EventTypeBackedUp, EventTypeBackupFailed, EventTypeBackupDeleted, EventTypeDestroyed,
 	}
 }
 

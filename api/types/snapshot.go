@@ -31,9 +31,12 @@ type CreateSnapshotRequest struct {
 	RetainLast int       `json:"keep_last,omitempty" minimum:"0" maximum:"10000" doc:"How many of the sandbox's snapshots without a name stay, this one included; the node deletes the oldest; default: all" example:"7"`
 }
 
-// RestoreRequest replaces the disk of a sandbox.
+// RestoreRequest replaces the disk of a sandbox. Exactly one of SnapshotID and BackupID is set.
 type RestoreRequest struct {
-	SnapshotID string `json:"snapshot_id" maxLength:"63" doc:"Id or name of the snapshot" example:"before-upgrade"`
+	SnapshotID      string `json:"snapshot_id,omitempty" maxLength:"63" doc:"Id or name of the snapshot; excludes backup_id" example:"before-upgrade"`
+	BackupID        string `json:"backup_id,omitempty" maxLength:"63" doc:"Id of the backup, also of another sandbox; excludes snapshot_id" example:"b4n8r2t6w9xz"`
+	AllowOtherImage bool   `json:"allow_other_image,omitempty" doc:"With backup_id: if the node does not have the image of the backup, use the image that has its name now; default: refuse with image_mismatch"`
+	Stream          bool   `json:"stream,omitempty" doc:"With backup_id: respond with server-sent events while the backup is restored"`
 }
 
 // ForkRequest creates copies of a sandbox.

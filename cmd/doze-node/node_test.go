@@ -356,11 +356,16 @@ api.doze.localhost {
 	rule := func(policy string) string {
 		return "egress {\n\trule r {\n\thosts a.example\n\tpolicy " + policy + "\n}\n}"
 	}
+	backups := func(password string) string {
+		return "backups {\n\tendpoint http://127.0.0.1:9000\n\tbucket b\n\taccess_key id\n\tsecret_key key\n\tpassword \"" + password + "\"\n}"
+	}
 	for _, tt := range []struct{ name, options, says string }{
 		{"a good one", "", "Valid configuration\n"},
 		{"an unknown option", "dota /nowhere", `unrecognized subdirective 'dota' of doze`},
 		{"too little memory", "size s {\n\tmemory 1\n}", "size s: memory: 1 is too little for a sandbox; at least 32MiB"},
 		{"an impossible domain", "preview_domain foo_bar!", `preview_domain: "foo_bar!" is not a domain name`},
+		{"an object store", backups("long enough password"), "Valid configuration\n"},
+		{"a password that is missing", backups("{env.NO_SUCH_VARIABLE}"), "backups: password is {env.NO_SUCH_VARIABLE}, which is missing or empty"},
 		{"a policy's wrong configuration", rule("header"), `"name" is missing`},
 		{"a policy that may have been pushed", rule("own"), "doze: not checked, because no node runs: doze does not ship the policies own"},
 	} {

@@ -99,8 +99,10 @@ func eventDetails(e types.Event) string {
 	d.add(e.Error != "", "%s", e.Error)
 	d.add(e.Detail != "", "%s", e.Detail)
 	d.add(e.Snapshot != "", "snapshot %s", e.Snapshot)
+	d.add(e.Backup != "", "backup %s", e.Backup)
 	d.add(e.Forks > 0, "%d forks", e.Forks)
 	d.add(e.Bytes > 0, "%s", size(e.Bytes))
+	d.add(e.StoredBytes > 0, "%s sent", size(e.StoredBytes))
 	d.add(e.MemoryBefore != 0, "from %s to %s", size(e.MemoryBefore), size(e.MemoryAfter))
 	d.add(e.Port != 0, "port %d", e.Port)
 	if l := e.Listening; l != nil {

@@ -16,7 +16,7 @@ import (
 var historic = []types.EventType{
 	types.EventTypeCreated, types.EventTypeWoke, types.EventTypeSlept, types.EventTypeMemoryReclaimed, types.EventTypeStopped, types.EventTypeWakeFailed,
 	types.EventTypeAdopted, types.EventTypeDiskLost, types.EventTypeSnapshotted, types.EventTypeRestored, types.EventTypeForked,
-	types.EventTypeSnapshotDeleted,
+	types.EventTypeSnapshotDeleted, types.EventTypeBackedUp, types.EventTypeBackupFailed, types.EventTypeBackupDeleted,
 }
 
 func (a *app) historyCommand() *cobra.Command {
@@ -24,8 +24,8 @@ func (a *app) historyCommand() *cobra.Command {
 		Use:   "history SANDBOX",
 		Short: "Print what has happened to the memory and the disk of a sandbox",
 		Long: `Print what has happened to the memory and the disk of a sandbox, oldest first, with its
-duration and size, if they are known: wakes, sleeps and stops, snapshots, restores and forks.
-"doze events" prints all events. This never wakes a sandbox.`,
+duration and size, if they are known: wakes, sleeps and stops, snapshots, restores, forks and
+backups. "doze events" prints all events. This never wakes a sandbox.`,
 		Example:           "  doze history shop",
 		Args:              wants(1, 1),
 		ValidArgsFunction: a.complete(oneSandbox),

@@ -50,6 +50,10 @@ func TestTables(t *testing.T) {
 		{Type: "forked", Time: at, Forks: 10, DurationMS: 3106, Bytes: 236 << 20},
 		{Type: "snapshot_deleted", Time: at, Snapshot: "s7k2m9x4q3bz", Reason: "retention", Bytes: 236 << 20},
 		{Type: "restored", Time: at, Snapshot: "bbbbbbbbbbbb", DurationMS: 310},
+		{Type: "backed_up", Time: at, Backup: "b4n8r2t6w9xz", DurationMS: 4182, Bytes: 236 << 20, StoredBytes: 1258291},
+		{Type: "backup_failed", Time: at, Error: "object store: connection refused"},
+		{Type: "backup_deleted", Time: at, Backup: "b4n8r2t6w9xz", Reason: "retention", Bytes: 236 << 20},
+		{Type: "restored", Time: at, Backup: "b4n8r2t6w9xz", DurationMS: 310, Bytes: 236 << 20},
 	}
 
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -27,13 +27,16 @@ func newProgress(w io.Writer) *progress {
 // progressEvery bounds how often the line is written.
 const progressEvery = 100 * time.Millisecond
 
-func (p *progress) show(text string) {
+func (p *progress) show(text string) { p.showAfter(progressEvery, text) }
+
+// showAfter shows text unless the line was written less than a time ago.
+func (p *progress) showAfter(wait time.Duration, text string) {
 	if p.w == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.done || time.Since(p.last) < progressEvery {
+	if p.done || time.Since(p.last) < wait {
 		return
 	}
 	p.last, p.open = time.Now(), true

@@ -87,7 +87,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r.write(files())
 	r.write(map[string]string{
-		"caddy/locks/a.lock": "no", "egress/compiled/x": "no", policies + "/.new-1": "no", "run/x": "no", "node.log": "no", "caddy/large": strings.Repeat("x", maxSmall+1),
+		"caddy/locks/a.lock": "no", "egress/compiled/x": "no", policies + "/.new-1": "no", "run/x": "no", "backups/cache": "no", "node.log": "no", "caddy/large": strings.Repeat("x", maxSmall+1),
 	})
 	testkit.NoError(t, "link", os.Symlink("/etc/passwd", filepath.Join(r.home, "caddy/link")))
 	return r

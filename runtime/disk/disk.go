@@ -272,6 +272,8 @@ func (f failure) Is(target error) bool {
 		return target == sandbox.ErrStoreFull
 	case wire.TooDeep:
 		return target == sandbox.ErrTooDeep
+	case wire.NoImage:
+		return target == ErrNoImage
 	}
 	return false
 }

@@ -3,107 +3,26 @@
 package disk_test
 
 import (
-	"bytes"
 	"fmt"
-	"log/slog"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/runtime/disk"
-	"github.com/doze-run/doze/runtime/podman"
+	"github.com/doze-run/doze/runtime/disk/disktest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/diskstest"
 	"github.com/doze-run/doze/testkit"
 )
 
-// baseImage is built by images/build.
-const baseImage = "localhost/doze/base:latest"
-
-func program(name string) string { return filepath.Join(os.Getenv("DOZE_BIN"), name) }
-
-// unshare runs a shell script in Podman's user namespace with the root of a container as $root.
-func unshare(t testing.TB, id sandbox.ID, script string, args ...string) string {
-	t.Helper()
-	name := podman.ContainerName(id)
-	script = fmt.Sprintf("set -e; root=$(podman mount %s); trap 'podman umount %[1]s >/dev/null' EXIT; %s", name, script)
-	cmd := exec.Command("podman", append([]string{"unshare", "sh", "-c", script, "sh"}, args...)...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%s: %v: %s", script, err, stderr.Bytes())
-	}
-	return string(out)
-}
-
-// open returns the disks of a new node.
-func open(t testing.TB) (*podman.Engine, *disk.Client, func(testing.TB, sandbox.ID) sandbox.ContainerSpec) {
-	t.Helper()
-	dir, node := t.TempDir(), string(sandbox.NewID())
-	log := slog.New(slog.DiscardHandler)
-	engine, err := podman.Open(testkit.Context(t), podman.Config{Node: node, RunDir: dir, Helper: program("doze-netns"), Log: log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := engine.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	storage, err := engine.Storage(testkit.Context(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	folder := filepath.Join(storage.GraphRoot, "doze", node+".disks")
-	disks := disk.New(disk.Config{
-		Helper: program("doze-disk"), NetnsHelper: program("doze-netns"), Storage: storage, Folder: folder, Run: dir, Node: node, Log: log,
-	})
-	t.Cleanup(func() {
-		if err := disks.Close(); err != nil {
-			t.Error(err)
-		}
-		if out, err := exec.Command("podman", "unshare", "rm", "-rf", folder).CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-	})
-	return engine, disks, func(t testing.TB, id sandbox.ID) sandbox.ContainerSpec {
-		t.Helper()
-		run := filepath.Join(dir, string(id))
-		if err := os.Mkdir(run, 0o777); err != nil {
-			t.Fatal(err)
-		}
-		return sandbox.ContainerSpec{ID: id, ImageRef: baseImage, GuestBinary: program("doze-guest"), RunDir: run, New: true}
-	}
-}
-
 func TestDisksConform(t *testing.T) {
-	diskstest.Run(t, func(t *testing.T) diskstest.System {
-		engine, disks, spec := open(t)
-		return diskstest.System{
-			Engine: engine, Disks: disks, Spec: spec,
-			Write: func(t testing.TB, id sandbox.ID, name, content string) {
-				t.Helper()
-				unshare(t, id, `printf %s "$2" >"$root/srv/$1"`, name, content)
-			},
-			Files: func(t testing.TB, id sandbox.ID) map[string]string {
-				t.Helper()
-				files := map[string]string{}
-				for line := range strings.Lines(unshare(t, id, `cd "$root/srv" && for f in *; do [ ! -f "$f" ] || echo "$f=$(cat "$f")"; done`)) {
-					name, content, _ := strings.Cut(strings.TrimSpace(line), "=")
-					files[name] = content
-				}
-				return files
-			},
-		}
-	})
+	diskstest.Run(t, func(t *testing.T) diskstest.System { return disktest.Open(t).System() })
 }
 
 // TestMoveDiscardsThePrefetchedCopy: a sandbox may be stopped after the first pass of its snapshot.
 func TestMoveDiscardsThePrefetchedCopy(t *testing.T) {
-	engine, disks, spec := open(t)
+	node := disktest.Open(t)
+	engine, disks, spec := node.Engine, node.Disks, node.Spec
 	ctx := testkit.Context(t)
 	id, snapshot := sandbox.NewID(), sandbox.SnapshotID(sandbox.NewID())
 	if err := engine.Create(ctx, spec(t, id)); err != nil {
@@ -133,7 +52,8 @@ func TestMoveDiscardsThePrefetchedCopy(t *testing.T) {
 
 // TestSnapshotsSurviveRemovalsOfImages: an operator's `podman rmi` removes no snapshot.
 func TestSnapshotsSurviveRemovalsOfImages(t *testing.T) {
-	engine, disks, spec := open(t)
+	node := disktest.Open(t)
+	engine, disks, spec := node.Engine, node.Disks, node.Spec
 	ctx := testkit.Context(t)
 	id, snapshot := sandbox.NewID(), sandbox.SnapshotID(sandbox.NewID())
 	if err := engine.Create(ctx, spec(t, id)); err != nil {
@@ -162,7 +82,8 @@ func TestSnapshotsSurviveRemovalsOfImages(t *testing.T) {
 // TestSnapshotsSurviveTheirImage: the image of a sandbox is built again under its name, and the old
 // one is pruned, as images/build does it.
 func TestSnapshotsSurviveTheirImage(t *testing.T) {
-	engine, disks, spec := open(t)
+	node := disktest.Open(t)
+	engine, disks, spec := node.Engine, node.Disks, node.Spec
 	ctx := testkit.Context(t)
 	run := func(script string) string {
 		t.Helper()
@@ -193,7 +114,7 @@ func TestSnapshotsSurviveTheirImage(t *testing.T) {
 	// needs the image then.
 	for i, s := range []sandbox.ContainerSpec{of(first, image), of(second, sandbox.SnapshotRef(snapshots[0]))} {
 		testkit.NoError(t, "create", engine.Create(ctx, s))
-		unshare(t, s.ID, `echo "$1" >"$root/srv/file"`, fmt.Sprint(i))
+		disktest.Unshare(t, s.ID, `echo "$1" >"$root/srv/file"`, fmt.Sprint(i))
 		testkit.NoError(t, "snapshot", disks.Move(ctx, s.ID, snapshots[i]))
 		testkit.NoError(t, "remove", engine.Remove(ctx, s.ID))
 	}
@@ -203,7 +124,7 @@ func TestSnapshotsSurviveTheirImage(t *testing.T) {
 		t.Helper()
 		id := sandbox.NewID()
 		testkit.NoError(t, "create from the snapshot", engine.Create(ctx, of(id, sandbox.SnapshotRef(snapshot))))
-		if got := unshare(t, id, `cat "$root/etc/version" "$root/srv/file"`); got != want {
+		if got := disktest.Unshare(t, id, `cat "$root/etc/version" "$root/srv/file"`); got != want {
 			t.Errorf("the snapshot has %q, want %q", got, want)
 		}
 		testkit.NoError(t, "remove", engine.Remove(ctx, id))

@@ -34,7 +34,8 @@ type liveSandbox struct {
 	// pid of the container's first process on the host; 0 when not running.
 	pid atomic.Int64
 	// leftover: the container may run although the sandbox is stopped.
-	leftover atomic.Bool
+	leftover  atomic.Bool
+	backingUp atomic.Bool // a backup of it is under way
 	// cutOff: the container runs and could not be attached to the Uplink.
 	cutOff atomic.Bool
 	// startUp is the start of declared processes that goes on after a cold wake, or nil.

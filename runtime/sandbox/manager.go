@@ -20,7 +20,8 @@ type Deps struct {
 	Engine  Engine
 	Disks   Disks // of the Engine's containers
 	Freezer Freezer
-	Memory  Memory // nil: no memory is reclaimed, and no sandbox is stopped for want of it
+	Backups Backups // of the Disks' snapshots; nil: the node has no object store
+	Memory  Memory  // nil: no memory is reclaimed, and no sandbox is stopped for want of it
 	Network Network
 	Store   Store
 	// PublicRoots returns the PEM of the public CAs for images that have none. If it is nil,

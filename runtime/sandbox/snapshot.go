@@ -72,7 +72,7 @@ const (
 	// the sandbox keeps its base.
 	maxMovedDepth = 32
 	// temporaryAge is longer than any operation that needs a temporary snapshot.
-	temporaryAge = 24 * time.Hour
+	temporaryAge = 2 * backupTimeout
 	// snapshotTimeout bounds one snapshot; with 40 MB/s, that is a disk of 70 GB.
 	snapshotTimeout = 30 * time.Minute
 )
@@ -367,7 +367,7 @@ func (m *Manager) Restore(ctx context.Context, id ID, snapshot SnapshotID, force
 			}
 		}
 		return m.do(ctx, func(ctx context.Context) error {
-			ran, err := b.restore(ctx, snapshot, force)
+			ran, err := b.restore(ctx, snapshot, force, Event{Snapshot: snapshot})
 			if err == nil && ran {
 				_, err = m.Wake(ctx, id)
 			}
@@ -376,7 +376,8 @@ func (m *Manager) Restore(ctx context.Context, id ID, snapshot SnapshotID, force
 	})
 }
 
-func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (ran bool, err error) {
+// restore replaces the disk by a snapshot. ev is the beginning of its event.
+func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool, ev Event) (ran bool, err error) {
 	start := time.Now()
 	if err := b.lockUsable(ctx); err != nil {
 		return false, err
@@ -413,7 +414,8 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool) (r
 	if err != nil {
 		return false, err
 	}
-	b.emit(Event{Type: EventRestored, Snapshot: s.ID, Bytes: s.Usage.Bytes, DurationMS: milliseconds(time.Since(start))})
+	ev.Type, ev.Bytes, ev.DurationMS = EventRestored, s.Usage.Bytes, milliseconds(time.Since(start))
+	b.emit(ev)
 	b.m.collectSoon()
 	return ran, nil
 }
@@ -458,10 +460,7 @@ func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, 
 			return err
 		}
 		forks, err = m.createForks(ctx, running, s, req)
-		// Only the forks use it.
-		if _, derr := m.deleteSnapshot(context.WithoutCancel(running), owner, s.ID); derr != nil {
-			m.log.Warn("failed to delete the snapshot of a fork", "snapshot", s.ID, "error", derr)
-		}
+		m.deleteTemporary(running, s) // only the forks use it
 		if err != nil {
 			return err
 		}

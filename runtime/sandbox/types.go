@@ -295,9 +295,12 @@ const (
 	EventAdopted         EventType = "adopted" // from quarantine
 	EventDiskLost        EventType = "disk_lost"
 	EventSnapshotted     EventType = "snapshotted"
-	EventRestored        EventType = "restored" // from a snapshot
+	EventRestored        EventType = "restored" // from a snapshot or a backup
 	EventForked          EventType = "forked"
 	EventSnapshotDeleted EventType = "snapshot_deleted" // a snapshot of it
+	EventBackedUp        EventType = "backed_up"
+	EventBackupFailed    EventType = "backup_failed"
+	EventBackupDeleted   EventType = "backup_deleted" // a backup of it
 	EventDestroyed       EventType = "destroyed"
 )
 
@@ -311,11 +314,11 @@ type Event struct {
 	Time    time.Time `json:"time"`
 	Sandbox ID        `json:"sandbox"`
 	Kind    WakeKind  `json:"kind,omitempty"` // woke
-	// DurationMS is how long it took: woke, created, snapshotted, restored, forked, memory_reclaimed.
+	// DurationMS is how long it took: woke, created, snapshotted, restored, forked, backed_up, memory_reclaimed.
 	DurationMS float64          `json:"duration_ms,omitempty"`
 	Cause      Cause            `json:"cause,omitempty"`  // woke, wake_failed
-	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed, snapshot_deleted
-	Error      string           `json:"error,omitempty"`  // stopped, wake_failed, disk_lost: description of the failure, for people
+	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed, snapshot_deleted, backup_deleted
+	Error      string           `json:"error,omitempty"`  // stopped, wake_failed, disk_lost, backup_failed: description of the failure, for people
 	Detail     string           `json:"detail,omitempty"` // stopped: the measurement that led to it, for people
 	Port       uint16           `json:"port,omitempty"`
 	Listening  *guest.Listening `json:"listening,omitempty"` // port_opened, port_closed
@@ -323,7 +326,9 @@ type Event struct {
 	Progress   string           `json:"progress,omitempty"` // image_pull_progress
 	Until      time.Time        `json:"until,omitzero"`     // held
 	Snapshot   SnapshotID       `json:"snapshot,omitempty"` // snapshotted, restored, snapshot_deleted; created: that it began with
-	Bytes      int64            `json:"bytes,omitempty"`    // snapshotted, restored, forked, snapshot_deleted: what the snapshot adds to its base, if that is known
+	Bytes      int64            `json:"bytes,omitempty"`    // snapshotted, restored, forked, snapshot_deleted: what the snapshot adds to its base, if that is known; backed_up, backup_deleted: content of the backup
+	Backup     BackupID         `json:"backup,omitempty"`   // backed_up, backup_deleted; restored: from which backup
+	Stored     int64            `json:"stored,omitempty"`   // backed_up: what the object store received
 	Forks      int              `json:"forks,omitempty"`    // forked: how many sandboxes
 	// Disk and DiskLimit are the usage and the allowance of a sandbox that was stopped because of its disk.
 	Disk      DiskUsage `json:"disk,omitzero"`

@@ -64,7 +64,7 @@ func startEgressNode(bin string) (_ *node, err error) {
 // originCA is the file of the origin's authority.
 func (n *node) originCA() string { return filepath.Join(n.folder, "origin-ca.pem") }
 
-// remove ends all that startNode or startEgressNode started.
+// remove ends all that startNode, startEgressNode or startBackupNode started.
 func (n *node) remove() error {
 	var errs []error
 	if n.Node != nil {
@@ -72,6 +72,9 @@ func (n *node) remove() error {
 	}
 	if n.origin != nil {
 		n.origin.kill()
+	}
+	if n.store != nil {
+		n.store.kill()
 	}
 	if n.folder != "" {
 		errs = append(errs, os.RemoveAll(n.folder))

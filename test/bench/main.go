@@ -78,6 +78,7 @@ var figures = []struct {
 	{"ready", startNode, (*bench).withProgram, measureReady},
 	{"files", startNode, (*bench).withNothing, measureFiles},
 	{"snapshot", startNode, nil, measureSnapshot},
+	{"backup", startBackupNode, nil, measureBackup},
 	{"throughput", startNode, (*bench).withServer, measureThroughput},
 	{"asleep", startNode, nil, measureAsleep},
 	{"start", startNode, nil, measureStart},

@@ -27,8 +27,9 @@ type node struct {
 	peerPort int
 	web      *http.Client // keeps its connections
 
-	// Of a node by startEgressNode.
+	// Of a node by startEgressNode or startBackupNode.
 	origin *origin
+	store  *objectStore
 	folder string
 }
 

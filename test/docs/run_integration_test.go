@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/runtime/backup/s3test"
 	"github.com/doze-run/doze/test/testnode"
 	"github.com/doze-run/doze/testkit"
 )
@@ -50,7 +51,7 @@ type runner struct {
 }
 
 func runPage(t *testing.T, page string, blocks []block) {
-	n := startNode(t, blocks)
+	n := startNode(t, page, blocks)
 	r := runner{page: page, folder: t.TempDir()}
 	r.prepare(t, n, slices.ContainsFunc(blocks, func(b block) bool { return b.language == "ts" && b.mark == "run" }))
 	var sessions []string
@@ -66,8 +67,8 @@ func runPage(t *testing.T, page string, blocks []block) {
 }
 
 // startNode starts the node of a page, whose upstreams respond for the hosts of the
-// documents.
-func startNode(t *testing.T, blocks []block) *testnode.Node {
+// documents. The node of the page about backups has an object store.
+func startNode(t *testing.T, page string, blocks []block) *testnode.Node {
 	names := []string{
 		"*.example.com", "*.mirror.example.com", "github.com", "*.github.com", "raw.githubusercontent.com", "api.anthropic.com", "api.openai.com",
 	}
@@ -86,7 +87,12 @@ func startNode(t *testing.T, blocks []block) *testnode.Node {
 			lines = append(lines, inEgress(t, b))
 		}
 	}
-	text, err := testnode.ProjectCaddyfile(append(lines, "}")...)
+	lines = append(lines, "}")
+	if page == "docs/backups.md" {
+		s3 := s3test.Start(t)
+		lines = append(lines, "backups {", "endpoint "+s3.URL, "bucket "+s3.Bucket, "access_key "+s3.AccessKey, "secret_key "+s3.SecretKey, "password only-for-this-test", "}")
+	}
+	text, err := testnode.ProjectCaddyfile(lines...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func Serve(fd uintptr) error {
 	file.Close()
 	syscall.Umask(0)
 	server := rpc.NewServer()
-	if err := server.RegisterName(wire.Service, &Disks{copies: map[string]*copying{}, measurements: map[wire.Request]context.CancelFunc{}}); err != nil {
+	if err := server.RegisterName(wire.Service, &Disks{copies: map[string]*copying{}, measurements: map[measurementKey]context.CancelFunc{}}); err != nil {
 		return err
 	}
 	server.ServeCodec(jsonrpc.NewServerCodec(conn))
@@ -52,8 +52,8 @@ type Disks struct {
 
 	mu     sync.Mutex
 	copies map[string]*copying // by snapshot
-	// measurements under way, by Container and Snapshot
-	measurements map[wire.Request]context.CancelFunc
+	// measurements under way
+	measurements map[measurementKey]context.CancelFunc
 
 	trash trash
 }
@@ -112,6 +112,8 @@ func (d *Disks) respond(reply *wire.Reply, f func() error) error {
 		reply.Code = wire.NoContainer
 	case errors.Is(err, errInUse):
 		reply.Code = wire.InUse
+	case errors.Is(err, errNoImage):
+		reply.Code = wire.NoImage
 	case errors.Is(err, tree.ErrTooDeep):
 		reply.Code = wire.TooDeep
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):

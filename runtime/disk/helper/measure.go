@@ -49,10 +49,10 @@ func (d *Disks) Usage(r wire.Request, reply *wire.Reply) error {
 	})
 }
 
+type measurementKey struct{ container, snapshot string }
+
 // measured is the key of a measurement.
-func measured(r wire.Request) wire.Request {
-	return wire.Request{Container: r.Container, Snapshot: r.Snapshot}
-}
+func measured(r wire.Request) measurementKey { return measurementKey{r.Container, r.Snapshot} }
 
 // measure calls f on a thread with the lowest priority, with a context that Cancel cancels.
 func (d *Disks) measure(r wire.Request, reply *wire.Reply, f func(context.Context, *measurement) error) error {

@@ -13,6 +13,7 @@ const (
 	InUse       Code = "in_use"
 	Full        Code = "full"
 	TooDeep     Code = "too_deep"
+	NoImage     Code = "no_image"
 )
 
 // Config of a helper: the storage of Podman, as `podman info` reports it.
@@ -35,6 +36,10 @@ type Request struct {
 	RunFolder string // in Config.Run
 	PID       int    // of the first process; 0: none
 	Limit     Usage  // beyond which counting stops; 0: none
+	// Of Adopt:
+	Image       []string // digests of the image's layers, lowest first
+	ImageName   string   // the image to prefer among several with these layers
+	OtherLayers bool     // use the image of that name if no image has these layers
 }
 
 // Export is the request of `doze-disk export`, on its standard input.
@@ -54,6 +59,10 @@ type Reply struct {
 	Error string // of a failure, for people
 	Usage Usage
 	Moved bool // the snapshot has files
+	// Of Layers:
+	Folders      []string // of the snapshot's layers, highest first
+	ImageFolders []string // of the image's layers, highest first
+	Image        []string // digests of the image's layers, lowest first
 }
 
 // Usage of a disk.

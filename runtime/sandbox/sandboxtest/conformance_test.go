@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/backupstest"
 	"github.com/doze-run/doze/runtime/sandbox/diskstest"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/runtime/sandbox/freezertest"
@@ -55,12 +56,28 @@ func TestFakeEngineConforms(t *testing.T) {
 
 func TestFakeDisksConform(t *testing.T) {
 	diskstest.Run(t, func(t *testing.T) diskstest.System {
+		return disksOf(NewEngine(t))
+	})
+}
+
+func disksOf(e *Engine) diskstest.System {
+	return diskstest.System{
+		Engine: e, Disks: e.Disks(),
+		Spec:  func(_ testing.TB, id sandbox.ID) sandbox.ContainerSpec { return sandbox.ContainerSpec{ID: id} },
+		Write: func(_ testing.TB, id sandbox.ID, name, content string) { e.Write(id, name, content) },
+		Files: func(_ testing.TB, id sandbox.ID) map[string]string { return e.Files(id) },
+	}
+}
+
+func TestFakeBackupsConform(t *testing.T) {
+	backupstest.Run(t, func(t *testing.T) backupstest.System {
 		e := NewEngine(t)
-		return diskstest.System{
-			Engine: e, Disks: e.Disks(),
-			Spec:  func(_ testing.TB, id sandbox.ID) sandbox.ContainerSpec { return sandbox.ContainerSpec{ID: id} },
-			Write: func(_ testing.TB, id sandbox.ID, name, content string) { e.Write(id, name, content) },
-			Files: func(_ testing.TB, id sandbox.ID) map[string]string { return e.Files(id) },
+		backups := e.Backups()
+		return backupstest.System{
+			System: disksOf(e), Backups: backups,
+			DeleteFile:   func(_ testing.TB, id sandbox.ID, name string) { e.DeleteFile(id, name) },
+			RebuildImage: func(testing.TB) { backups.RebuildImage() },
+			MoreBackups:  func(testing.TB) sandbox.Backups { return backups },
 		}
 	})
 }

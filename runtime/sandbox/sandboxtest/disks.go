@@ -24,6 +24,14 @@ type Disks struct {
 	usages int               // calls of Usage; guarded by engine.mu
 	wrote  int64             // guarded by engine.mu
 	apart  bool              // guarded by engine.mu
+	noMax  bool              // guarded by engine.mu
+}
+
+// UnlimitInodes makes the file system one that does not limit the number of inodes.
+func (d *Disks) UnlimitInodes() {
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	d.noMax = true
 }
 
 // SetApart makes the file system one without the root file systems of containers.
@@ -80,6 +88,18 @@ func (e *Engine) Write(id sandbox.ID, name, content string) {
 	e.containers[id].files[name] = content
 }
 
+// DeleteFile deletes a file on the disk of a container.
+func (e *Engine) DeleteFile(id sandbox.ID, name string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := e.containers[id]
+	delete(c.files, name)
+	if c.deleted == nil {
+		c.deleted = map[string]bool{}
+	}
+	c.deleted[name] = true
+}
+
 // Files returns the files on the disk of a container.
 func (e *Engine) Files(id sandbox.ID) map[string]string {
 	e.mu.Lock()
@@ -88,9 +108,20 @@ func (e *Engine) Files(id sandbox.ID) map[string]string {
 	if c == nil {
 		return nil
 	}
+	return c.disk()
+}
+
+// disk returns the files of a container; the engine's lock is held.
+func (c *container) disk() map[string]string {
 	files := maps.Clone(c.base)
+	maps.DeleteFunc(files, func(name, _ string) bool { return c.deleted[name] })
 	maps.Copy(files, c.files)
 	return files
+}
+
+// empty empties the disk of a container; the engine's lock is held.
+func (c *container) empty() {
+	c.files, c.deleted, c.grown = map[string]string{}, nil, sandbox.DiskUsage{}
 }
 
 // Snapshots counts the snapshots, published or not.
@@ -126,8 +157,7 @@ func (d *Disks) onIdleDisk(ctx context.Context, operation string, id sandbox.ID,
 
 // add makes the disk of a container a snapshot; the engine's lock is held.
 func (d *Disks) add(c *container, id sandbox.SnapshotID, published bool) sandbox.DiskUsage {
-	files := maps.Clone(c.base)
-	maps.Copy(files, c.files)
+	files := c.disk()
 	d.engine.snapshots[sandbox.SnapshotRef(id)] = &snapshot{files, published}
 	return usageOf(files)
 }
@@ -177,7 +207,7 @@ func (d *Disks) Publish(ctx context.Context, _ sandbox.ID, snapshot sandbox.Snap
 func (d *Disks) Move(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
 	return d.onIdleDisk(ctx, "move", id, func(c *container) error {
 		d.add(c, snapshot, true)
-		c.files, c.grown = map[string]string{}, sandbox.DiskUsage{}
+		c.empty()
 		return nil
 	})
 }
@@ -193,7 +223,7 @@ func (d *Disks) Moved(ctx context.Context, snapshot sandbox.SnapshotID) (bool, e
 // Discard implements sandbox.Disks.
 func (d *Disks) Discard(ctx context.Context, id sandbox.ID) error {
 	return d.onIdleDisk(ctx, "discard", id, func(c *container) error {
-		c.files, c.grown = map[string]string{}, sandbox.DiskUsage{}
+		c.empty()
 		return nil
 	})
 }
@@ -311,6 +341,9 @@ func (d *Disks) Space() ([]sandbox.DiskSpace, error) {
 		used.Entries += u.Entries
 	}
 	total := sandbox.DiskUsage{Bytes: 1 << 40, Entries: 100_000_000}
+	if d.noMax {
+		total.Entries, used.Entries = 0, 0
+	}
 	return []sandbox.DiskSpace{{
 		Path: "/disks", Roots: !d.apart, Written: d.wrote, Total: total, Used: used, Free: sandbox.DiskUsage{Bytes: total.Bytes - used.Bytes, Entries: total.Entries - used.Entries},
 	}}, nil

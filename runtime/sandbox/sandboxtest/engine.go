@@ -45,8 +45,9 @@ type container struct {
 	pid    int
 	run    *guestRun // while running
 	made   time.Time
-	// files are on its disk, base below it.
+	// files are on its disk, base below it, without those that deleted has.
 	files, base map[string]string
+	deleted     map[string]bool
 	grown       sandbox.DiskUsage // on its disk, beyond files
 }
 

@@ -26,6 +26,7 @@ type Node struct {
 	Manager *sandbox.Manager
 	Engine  *Engine
 	Disks   *Disks
+	Backups *Backups // nil: the next Manager has no object store
 	Freezer *Freezer
 	Memory  *Memory
 	Store   *Store
@@ -78,7 +79,7 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 		configure(&cfg)
 	}
 	engine := NewEngine(t)
-	return &Node{Engine: engine, Disks: engine.Disks(), Freezer: NewFreezer(), Memory: NewMemory(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
+	return &Node{Engine: engine, Disks: engine.Disks(), Backups: engine.Backups(), Freezer: NewFreezer(), Memory: NewMemory(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
 }
 
 // Reconfigure changes the configuration, as a reload does.
@@ -113,10 +114,14 @@ func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 // Deps returns the dependencies of a new Manager.
 func (n *Node) Deps(t testing.TB) sandbox.Deps {
 	n.Uplink.Restart()
-	return sandbox.Deps{
+	deps := sandbox.Deps{
 		Engine: n.Engine, Disks: n.Disks, Freezer: n.Freezer, Memory: n.Memory, Network: NewNetwork(), Store: n.Store,
 		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.Creations, Origins: n.Origins, Log: slog.New(slog.NewJSONHandler(n.Log, nil)),
 	}
+	if n.Backups != nil {
+		deps.Backups = n.Backups
+	}
+	return deps
 }
 
 // Crash ends the Manager without letting it put anything to sleep, as a

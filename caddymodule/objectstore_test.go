@@ -1,0 +1,89 @@
+package caddymodule
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/node"
+	"github.com/doze-run/doze/runtime/backup"
+	"github.com/doze-run/doze/testkit"
+)
+
+// withBackups returns the configuration of an object store, and what a node gets.
+func withBackups(change func(*Backups)) (*Backups, *node.Backups) {
+	b := &Backups{Endpoint: "https://s3.example.com:9000", Bucket: "b", AccessKey: "id", SecretKey: "key", Password: "long enough password"}
+	if change != nil {
+		change(b)
+	}
+	return b, &node.Backups{
+		ObjectStore: backup.ObjectStore{Endpoint: "https://s3.example.com:9000", Bucket: "b", AccessKey: "id", SecretKey: "key"}, Password: "long enough password",
+	}
+}
+
+func TestSecretsOfBackupsAreReplacedWhenTheNodeLoadsThem(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "password")
+	testkit.NoError(t, "write", os.WriteFile(file, []byte("password of {a} file\n"), 0o600))
+	t.Setenv("TEST_KEY", "key{of}env")
+	b, want := withBackups(func(b *Backups) {
+		b.Endpoint += "/"
+		b.Prefix, b.Region, b.SecretKey, b.Password = "doze/node", "eu", "{env.TEST_KEY}", "{file."+file+"}"
+	})
+	before := *b
+	got, err := b.settings()
+	testkit.NoError(t, "settings", err)
+	want.Prefix, want.Region, want.SecretKey, want.Password = "doze/node/", "eu", "key{of}env", "password of {a} file"
+	if *got != *want {
+		t.Errorf("got %s with %q and %q", got, got.SecretKey, got.Password)
+	}
+	if *b != before {
+		t.Error("the configuration has changed")
+	}
+	if got, err := (*Backups)(nil).settings(); got != nil || err != nil {
+		t.Errorf("without a configuration: %v, %v", got, err)
+	}
+}
+
+func TestInvalidSettingsOfBackupsAreRefusedWithoutSecrets(t *testing.T) {
+	t.Setenv("TEST_SHORT", "hushed{")
+	t.Setenv("TEST_PATH", "http://hush@s3.example.com/path")
+	for _, c := range []struct {
+		change func(*Backups)
+		want   string
+	}{
+		{func(b *Backups) { b.Endpoint = "" }, "endpoint is missing"},
+		{func(b *Backups) { b.Endpoint = "{env.TEST_PATH}" }, "invalid endpoint"},
+		{func(b *Backups) { b.Endpoint = "ftp://s3.example.com" }, "invalid endpoint"},
+		{func(b *Backups) { b.Endpoint = "http://s3.example.com?hush" }, "invalid endpoint"},
+		{func(b *Backups) { b.Endpoint = "http://" }, "invalid endpoint"},
+		{func(b *Backups) { b.Endpoint = "http://[hush" }, "invalid endpoint"},
+		{func(b *Backups) { b.Bucket = "" }, "bucket is missing"},
+		{func(b *Backups) { b.Bucket = "a/b" }, `bucket is "a/b"`},
+		{func(b *Backups) { b.Prefix = "/doze/" }, `prefix is "/doze/"`},
+		{func(b *Backups) { b.AccessKey = "" }, "access_key is missing"},
+		{func(b *Backups) { b.SecretKey = "" }, "secret_key is missing"},
+		{func(b *Backups) { b.SecretKey = "{env.NO_SUCH_VARIABLE}" }, "secret_key is {env.NO_SUCH_VARIABLE}, which is missing or empty"},
+		{func(b *Backups) { b.SecretKey = "{file./nonexistent}" }, "secret_key is {file./nonexistent}, which is missing or empty"},
+		{func(b *Backups) { b.SecretKey = "a{hush}b" }, "secret_key has a placeholder that is unknown or empty"},
+		{func(b *Backups) { b.SecretKey = "{env.NO_SUCH_VARIABLE}hush" }, "secret_key has a placeholder that is unknown or empty"},
+		{func(b *Backups) { b.Password = "" }, "password is missing"},
+		{func(b *Backups) { b.Password = "hush" }, "password has 4 characters; use at least 12"},
+		{func(b *Backups) { b.Password = "{env.TEST_SHORT}" }, "password has 7 characters; use at least 12"},
+		{func(b *Backups) { b.Password = "ääääääääääää" }, ""},
+	} {
+		b, _ := withBackups(c.change)
+		_, err := b.settings()
+		if c.want == "" {
+			testkit.NoError(t, "settings", err)
+			continue
+		}
+		if err == nil || !strings.HasPrefix(err.Error(), "backups: ") || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %s", err, c.want)
+			continue
+		}
+		if strings.Contains(err.Error(), "hush") {
+			t.Errorf("the error has a secret: %v", err)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package helper
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kopia/kopia/repo/blob"
+	"github.com/kopia/kopia/repo/blob/s3"
+	"github.com/minio/minio-go/v7"
+
+	"github.com/doze-run/doze/runtime/backup/wire"
+)
+
+const (
+	// blobTimeout bounds one request with its retries. A pack of 21 MB needs 175 KB/s.
+	blobTimeout = 2 * time.Minute
+	// listTimeout bounds a list of blobs. A gigabyte has some 50 blobs.
+	listTimeout = 10 * time.Minute
+	// maxRetries limits the attempts of the S3 client. Kopia's storage also retries most requests ten times.
+	maxRetries = 4
+)
+
+// store is the object store. It records the last failure, because Kopia may return another error instead.
+type store struct {
+	blob.Storage
+	ctx  context.Context // of the operation
+	sent atomic.Int64    // bytes
+
+	mu     sync.Mutex
+	failed *wire.Error
+}
+
+// openStore connects to the object store and checks that the bucket exists.
+func openStore(ctx context.Context, s wire.Store) (*store, error) {
+	minio.MaxRetry = maxRetries
+	opened := &store{ctx: ctx}
+	limited, cancel := opened.limit(ctx, blobTimeout)
+	defer cancel()
+	var err error
+	opened.Storage, err = s3.New(limited, &s3.Options{
+		BucketName: s.Bucket, Prefix: s.Prefix, Endpoint: s.Endpoint, DoNotUseTLS: !s.TLS,
+		AccessKeyID: s.AccessKey, SecretAccessKey: s.SecretKey, Region: s.Region,
+	}, false)
+	if err != nil {
+		return nil, opened.note(ctx, err)
+	}
+	// Kopia reports a missing bucket like a missing object. Listing the bucket distinguishes them.
+	found := errors.New("found")
+	err = opened.ListBlobs(ctx, formatBlob, func(blob.Metadata) error { return found })
+	if err != nil && !errors.Is(err, found) {
+		return nil, err
+	}
+	return opened, nil
+}
+
+// limit returns a context for a request. It ends with the operation, too: Kopia writes indexes and logs
+// with contexts that do not end.
+func (s *store) limit(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	stop := context.AfterFunc(s.ctx, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// note records a failure of the object store, and returns it as a *wire.Error (wrapped). It returns other
+// errors, such as a missing blob, unchanged.
+func (s *store) note(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil || s.ctx.Err() != nil || errors.Is(err, blob.ErrBlobNotFound) || errors.Is(err, blob.ErrInvalidRange) {
+		return err
+	}
+	failure := &wire.Error{Code: wire.Unreachable, Message: err.Error()}
+	response, ok := errors.AsType[minio.ErrorResponse](err)
+	switch {
+	case errors.Is(err, blob.ErrInvalidCredentials), ok && (response.StatusCode == http.StatusForbidden || response.StatusCode == http.StatusUnauthorized):
+		failure.Code = wire.Denied
+	case ok && response.Code == minio.NoSuchBucket:
+		failure.Code = wire.NoBucket
+	}
+	if unknown, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		failure.Message = unknown.Error()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failed = failure
+	return fmt.Errorf("%w", failure)
+}
+
+// failure returns the last failure that note recorded, or nil.
+func (s *store) failure() *wire.Error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
+}
+
+// GetBlob implements blob.Storage.
+func (s *store) GetBlob(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) error {
+	limited, cancel := s.limit(ctx, blobTimeout)
+	defer cancel()
+	return s.note(ctx, s.Storage.GetBlob(limited, id, offset, length, output))
+}
+
+// GetMetadata implements blob.Storage.
+func (s *store) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {
+	limited, cancel := s.limit(ctx, blobTimeout)
+	defer cancel()
+	metadata, err := s.Storage.GetMetadata(limited, id)
+	return metadata, s.note(ctx, err)
+}
+
+// PutBlob implements blob.Storage.
+func (s *store) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, opts blob.PutOptions) error {
+	limited, cancel := s.limit(ctx, blobTimeout)
+	defer cancel()
+	err := s.Storage.PutBlob(limited, id, data, opts)
+	if err == nil {
+		s.sent.Add(int64(data.Length()))
+	}
+	return s.note(ctx, err)
+}
+
+// DeleteBlob implements blob.Storage.
+func (s *store) DeleteBlob(ctx context.Context, id blob.ID) error {
+	limited, cancel := s.limit(ctx, blobTimeout)
+	defer cancel()
+	return s.note(ctx, s.Storage.DeleteBlob(limited, id))
+}
+
+// ListBlobs implements blob.Storage.
+func (s *store) ListBlobs(ctx context.Context, prefix blob.ID, f func(blob.Metadata) error) error {
+	limited, cancel := s.limit(ctx, listTimeout)
+	defer cancel()
+	var stopped error
+	err := s.Storage.ListBlobs(limited, prefix, func(m blob.Metadata) error {
+		stopped = f(m)
+		return stopped
+	})
+	if stopped != nil {
+		return err
+	}
+	return s.note(ctx, err)
+}

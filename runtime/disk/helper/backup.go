@@ -1,0 +1,131 @@
+package helper
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"go.podman.io/storage"
+	"go.podman.io/storage/types"
+
+	"github.com/doze-run/doze/runtime/disk/wire"
+)
+
+// Layers returns the folders of the layers of a snapshot and of its image, highest first, and the digests of
+// the image's layers.
+func (d *Disks) Layers(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		image, err := d.store.Image(repository + r.Snapshot)
+		if err != nil {
+			return err
+		}
+		chain, err := d.chain(image.TopLayer)
+		if err != nil {
+			return err
+		}
+		for _, layer := range slices.Backward(chain) {
+			folder := filepath.Join(d.config.GraphRoot, d.config.Driver, layer.ID, "diff")
+			if d.isSnapshot(layer) {
+				reply.Folders = append(reply.Folders, folder)
+			} else {
+				reply.ImageFolders = append(reply.ImageFolders, folder)
+			}
+		}
+		reply.Image, err = d.imageLayers(image.ID)
+		return err
+	})
+}
+
+// imageLayers returns the digests of an image's layers, lowest first.
+func (d *Disks) imageLayers(image string) ([]string, error) {
+	_, config, err := d.documents(image)
+	if err != nil {
+		return nil, err
+	}
+	root, _ := config["rootfs"].(map[string]any)
+	list, _ := root["diff_ids"].([]any)
+	digests := make([]string, len(list))
+	for i := range list {
+		digests[i], _ = list[i].(string)
+	}
+	if len(digests) == 0 {
+		return nil, fmt.Errorf("the configuration of image %s has no layers", image)
+	}
+	return digests, nil
+}
+
+// errNoImage means that the storage does not have the image of a request.
+var errNoImage = errors.New("no image has these layers")
+
+// Adopt converts the staging folder of a snapshot to the snapshot. The snapshot is based on the image with the
+// layers of the request or, with OtherLayers, on the image with the name of the request. The files have the
+// user ids of the container. The snapshot is durable when Adopt returns.
+func (d *Disks) Adopt(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		disk, err := d.disk(r.Container)
+		if err != nil {
+			return err
+		}
+		image, err := d.imageOf(r)
+		if err != nil {
+			return err
+		}
+		// A container of the image makes the storage map the image's layers to the user ids.
+		mappings := types.IDMappingOptions{UIDMap: disk.layer.UIDMap, GIDMap: disk.layer.GIDMap}
+		c, err := d.store.CreateContainer("", []string{d.belowPrefix(r.Snapshot) + "adopt"}, image, "", "", &storage.ContainerOptions{IDMappingOptions: mappings})
+		if err != nil {
+			return fmt.Errorf("create a container of image %s: %w", image, err)
+		}
+		layer, err := d.store.Layer(c.LayerID)
+		if err == nil {
+			err = d.sync() // the files must be durable before publish names them
+		}
+		if err == nil {
+			err = d.publish(r.Snapshot, base{image: image, layer: layer}, d.staging(r.Snapshot))
+		}
+		return errors.Join(err, d.store.DeleteContainer(c.ID))
+	})
+}
+
+// HasImage returns errNoImage if Adopt would return it for the image of a request.
+func (d *Disks) HasImage(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		_, err := d.imageOf(r)
+		return err
+	})
+}
+
+// imageOf returns the id of the image of a request that is not a snapshot. Images that differ only in their
+// configuration, such as the environment, have the same layers.
+func (d *Disks) imageOf(r wire.Request) (string, error) {
+	named, err := d.store.Image(r.ImageName)
+	if err == nil {
+		have, err := d.imageLayers(named.ID)
+		if err == nil && slices.Equal(have, r.Image) {
+			return named.ID, nil
+		}
+	}
+	images, err := d.store.Images()
+	if err != nil {
+		return "", err
+	}
+	for _, image := range images {
+		if slices.ContainsFunc(image.Names, func(name string) bool { return strings.HasPrefix(name, repository) }) {
+			continue
+		}
+		top, err := d.store.Layer(image.TopLayer)
+		if err != nil || d.isSnapshot(top) {
+			continue // the image is being removed, or is an untagged snapshot
+		}
+		have, err := d.imageLayers(image.ID)
+		if err == nil && slices.Equal(have, r.Image) {
+			return image.ID, nil
+		}
+	}
+	if named != nil && r.OtherLayers {
+		return named.ID, nil
+	}
+	return "", errNoImage
+}

@@ -1,0 +1,427 @@
+// Package backupstest is the conformance suite of sandbox.Backups.
+package backupstest
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/diskstest"
+	"github.com/doze-run/doze/testkit"
+)
+
+// System is a Backups with the Disks of its snapshots. The object store can have backups of earlier
+// tests.
+type System struct {
+	diskstest.System
+	Backups sandbox.Backups
+	// DeleteFile deletes a file in the folder /srv of a container that does not run.
+	DeleteFile func(t testing.TB, id sandbox.ID, name string)
+	// RebuildImage replaces the image of Spec on the node by a different one with the same name. No
+	// container and no snapshot is based on the former one.
+	RebuildImage func(t testing.TB)
+	// MoreBackups returns another client of the same object store, as another node would use.
+	MoreBackups func(t testing.TB) sandbox.Backups
+}
+
+// Run runs the suite. Each test opens a System of its own, which ends by t.Cleanup.
+func Run(t *testing.T, open func(t *testing.T) System) {
+	for _, c := range []struct {
+		name string
+		test func(*suite)
+	}{
+		{"ListHasTheRecordThatCreateReturned", record},
+		{"RestoredSnapshotHasTheFilesOfAllSnapshotsBelow", stack},
+		{"ContentIsStoredOnce", unchanged},
+		{"DeleteRemovesOnlyTheNamedBackups", deletion},
+		{"AnotherImageIsAMismatch", otherImage},
+		{"ListsAreOfOneOwner", owners},
+		{"AnotherClientHasTheBackups", anotherClient},
+		{"ProgressIsMonotonicAndEndsWithTheTotal", progress},
+		{"EndedContextLeavesNothing", endedContext},
+		{"UnknownContainersAndSnapshotsAreErrors", unknown},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.test(&suite{T: t, ctx: testkit.Context(t), System: open(t), owner: "owner-" + string(sandbox.NewID())})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	ctx context.Context
+	System
+	owner string // has no backups of other tests
+}
+
+func (s *suite) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// container creates a container, from a snapshot if one is named, and removes it with the test.
+func (s *suite) container(from sandbox.SnapshotID) sandbox.ID {
+	s.Helper()
+	id := sandbox.NewID()
+	spec := s.Spec(s, id)
+	if from != "" {
+		spec.ImageRef = sandbox.SnapshotRef(from)
+	}
+	s.must(s.Engine.Create(s.ctx, spec))
+	s.Cleanup(func() { s.remove(id) })
+	return id
+}
+
+func (s *suite) remove(id sandbox.ID) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	defer cancel()
+	s.must(s.Engine.Remove(ctx, id))
+}
+
+// snapshotID returns a new id, and deletes its snapshot with the test, before the containers that
+// were created earlier.
+func (s *suite) snapshotID() sandbox.SnapshotID {
+	id := sandbox.SnapshotID(sandbox.NewID())
+	s.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+		defer cancel()
+		s.must(s.Disks.Delete(ctx, id))
+	})
+	return id
+}
+
+// snapshot returns a snapshot of a container.
+func (s *suite) snapshot(of sandbox.ID) sandbox.SnapshotID {
+	s.Helper()
+	snapshot := s.snapshotID()
+	_, err := s.Disks.Capture(s.ctx, of, snapshot)
+	s.must(err)
+	s.must(s.Disks.Publish(s.ctx, of, snapshot))
+	return snapshot
+}
+
+// snapshotWith returns a snapshot of a new container with a file.
+func (s *suite) snapshotWith(name, content string) sandbox.SnapshotID {
+	s.Helper()
+	id := s.container("")
+	s.Write(s, id, name, content)
+	return s.snapshot(id)
+}
+
+// newBackup returns the argument of Create for a snapshot of a container.
+func (s *suite) newBackup() sandbox.Backup {
+	id := sandbox.NewID()
+	now := time.Now().UTC().Round(0).Truncate(time.Microsecond).Add(7 * time.Nanosecond)
+	return sandbox.Backup{
+		ID: sandbox.BackupID(sandbox.NewID()), Owner: s.owner, Sandbox: id, CreatedAt: now, Frozen: sandbox.Duration(1_234_567),
+		Origin: sandbox.Sandbox{
+			ID: id, Name: "shop", Owner: s.owner, Image: "base", ImageRef: s.Spec(s, id).ImageRef, Size: "basic",
+			Env: map[string]string{"A": "b", "EMPTY": ""}, Labels: map[string]string{"team": "x"},
+			SleepAfter: sandbox.Duration(time.Minute), Persist: sandbox.PersistDisk, CreatedAt: now.Add(-time.Hour),
+			Declared: []guest.ProcessSpec{{Command: guest.Command{Argv: []string{"sh", "-c", "echo \"ä\"\n"}}, Name: "web"}},
+		},
+	}
+}
+
+func ignoreProgress(sandbox.BackupProgress) {}
+
+// backUp stores a snapshot.
+func (s *suite) backUp(snapshot sandbox.SnapshotID) sandbox.Backup {
+	s.Helper()
+	b, err := s.Backups.Create(s.ctx, s.newBackup(), snapshot, ignoreProgress)
+	s.must(err)
+	return b
+}
+
+// restore restores a backup as a snapshot of a container.
+func (s *suite) restore(b sandbox.Backup, id sandbox.ID) sandbox.SnapshotID {
+	s.Helper()
+	snapshot := s.snapshotID()
+	usage, err := s.Backups.Restore(s.ctx, b, id, snapshot, false, ignoreProgress)
+	s.must(err)
+	if usage.Entries == 0 || usage.Bytes == 0 {
+		s.Errorf("the restored snapshot has %+v", usage)
+	}
+	return snapshot
+}
+
+// list returns the backups of the owner by id.
+func (s *suite) list(backups sandbox.Backups, owner string) map[sandbox.BackupID]sandbox.Backup {
+	s.Helper()
+	list, err := backups.List(s.ctx, owner)
+	s.must(err)
+	byID := map[sandbox.BackupID]sandbox.Backup{}
+	for _, b := range list {
+		byID[b.ID] = b
+	}
+	if len(byID) != len(list) {
+		s.Errorf("the list has an id twice: %+v", list)
+	}
+	return byID
+}
+
+func (s *suite) wantFiles(id sandbox.ID, files map[string]string) {
+	s.Helper()
+	testkit.Diff(s, "files", s.Files(s, id), files)
+}
+
+// wantListed fails unless these backups of the owner are listed.
+func (s *suite) wantListed(backups ...sandbox.Backup) {
+	s.Helper()
+	want := []sandbox.BackupID{}
+	for _, b := range backups {
+		want = append(want, b.ID)
+	}
+	got := slices.AppendSeq([]sandbox.BackupID{}, maps.Keys(s.list(s.Backups, s.owner)))
+	testkit.Diff(s, "backups", got, want, cmpopts.SortSlices(func(a, b sandbox.BackupID) bool { return a < b }))
+}
+
+// random returns a text of random hexadecimal digits.
+func random(bytes int) string {
+	content := make([]byte, bytes/2)
+	for i := range content {
+		content[i] = byte(rand.Uint32())
+	}
+	return hex.EncodeToString(content)
+}
+
+func record(s *suite) {
+	content := random(10_000)
+	snapshot := s.snapshotWith("a", content)
+	given := s.newBackup()
+	got, err := s.Backups.Create(s.ctx, given, snapshot, ignoreProgress)
+	s.must(err)
+	if got.Usage.Entries < 2 || got.Usage.Bytes < int64(len(content)) || got.Stored == 0 || len(got.Layers) == 0 || got.Duration <= 0 {
+		s.Errorf("a file with %d bytes: usage %+v, %d bytes were stored, layers %q, duration %s", len(content), got.Usage, got.Stored, got.Layers, got.Duration)
+	}
+	listed := s.list(s.Backups, s.owner)[given.ID]
+	testkit.Diff(s, "the listed backup", listed, got)
+	if listed.CreatedAt.Location() != time.UTC {
+		s.Errorf("the time is in %s", listed.CreatedAt.Location())
+	}
+	got.Usage, got.Stored, got.Layers, got.Duration = given.Usage, given.Stored, given.Layers, given.Duration
+	testkit.Diff(s, "the rest of the backup", got, given)
+}
+
+func stack(s *suite) {
+	want := map[string]string{"a": "1", "changed": "2", "c": strings.Repeat("3", 5000), "empty": ""}
+	below := s.container("")
+	for name, content := range map[string]string{"a": "1", "changed": "1", "deleted": "1"} {
+		s.Write(s, below, name, content)
+	}
+	middle := s.container(s.snapshot(below))
+	s.Write(s, middle, "changed", "2")
+	s.Write(s, middle, "deleted too", "2")
+	s.DeleteFile(s, middle, "deleted")
+	top := s.container(s.snapshot(middle))
+	s.Write(s, top, "c", want["c"])
+	s.Write(s, top, "empty", "")
+	s.DeleteFile(s, top, "deleted too")
+	s.wantFiles(top, want)
+	b := s.backUp(s.snapshot(top))
+
+	other := s.container("")
+	s.Write(s, other, "of the other", "1")
+	restored := s.container(s.restore(b, other))
+	s.wantFiles(restored, want)
+	s.wantFiles(other, map[string]string{"of the other": "1"})
+	// The restored snapshot can be used like any other.
+	s.Write(s, restored, "a", "4")
+	s.DeleteFile(s, restored, "c")
+	again := s.container(s.restore(s.backUp(s.snapshot(restored)), other))
+	s.wantFiles(again, map[string]string{"a": "4", "changed": "2", "empty": ""})
+}
+
+func unchanged(s *suite) {
+	content := random(300_000)
+	snapshot := s.snapshotWith("large", content)
+	first, second := s.backUp(snapshot), s.backUp(snapshot)
+	if first.Stored < int64(len(content))/2 || second.Stored > first.Stored/4 {
+		s.Errorf("the first backup stored %d bytes, the second one %d", first.Stored, second.Stored)
+	}
+	testkit.Diff(s, "the usage of the second backup", second.Usage, first.Usage)
+	// The second backup needs the content that the first one stored.
+	s.must(s.Backups.Delete(s.ctx, []sandbox.BackupID{first.ID}))
+	s.wantFiles(s.container(s.restore(second, s.container(""))), map[string]string{"large": content})
+}
+
+func deletion(s *suite) {
+	snapshot := s.snapshotWith("a", "1")
+	first, second, third := s.backUp(snapshot), s.backUp(snapshot), s.backUp(snapshot)
+	s.must(s.Backups.Delete(s.ctx, nil))
+	s.must(s.Backups.Delete(s.ctx, []sandbox.BackupID{first.ID, sandbox.BackupID(sandbox.NewID()), third.ID, first.ID}))
+	s.wantListed(second)
+	s.must(s.Backups.Delete(s.ctx, []sandbox.BackupID{first.ID}))
+	id := s.container("")
+	if _, err := s.Backups.Restore(s.ctx, first, id, s.snapshotID(), false, ignoreProgress); !errors.Is(err, sandbox.ErrBackupNotFound) {
+		s.Errorf("restore of a deleted backup: %v", err)
+	}
+	s.wantFiles(s.container(s.restore(second, id)), map[string]string{"a": "1"})
+}
+
+func otherImage(s *suite) {
+	id := s.container("")
+	s.Write(s, id, "a", "1")
+	snapshot := s.snapshot(id)
+	b := s.backUp(snapshot)
+	s.must(s.Disks.Delete(s.ctx, snapshot))
+	s.remove(id)
+	s.RebuildImage(s)
+	id, snapshot = s.container(""), s.snapshotID()
+	_, err := s.Backups.Restore(s.ctx, b, id, snapshot, false, ignoreProgress)
+	if mismatch, ok := errors.AsType[*sandbox.ImageMismatchError](err); !ok || mismatch.Image != b.Origin.Image {
+		s.Errorf("restore on another image: %v", err)
+	}
+	s.must(s.Disks.Delete(s.ctx, snapshot))
+	snapshot = s.snapshotID()
+	_, err = s.Backups.Restore(s.ctx, b, id, snapshot, true, ignoreProgress)
+	s.must(err)
+	restored := s.container(snapshot)
+	s.wantFiles(restored, map[string]string{"a": "1"})
+	// A backup of the restored disk is based on the new image.
+	if now := s.backUp(s.snapshot(restored)); slices.Equal(now.Layers, b.Layers) {
+		s.Errorf("a backup of the restored disk has the layers of the former image: %q", now.Layers)
+	}
+}
+
+func owners(s *suite) {
+	snapshot := s.snapshotWith("a", "1")
+	b := s.backUp(snapshot)
+	other := s.newBackup()
+	other.Owner += "-2" // begins with the name of the first one
+	other, err := s.Backups.Create(s.ctx, other, snapshot, ignoreProgress)
+	s.must(err)
+	s.wantListed(b)
+	testkit.Diff(s, "the list of the other owner", s.list(s.Backups, other.Owner), map[sandbox.BackupID]sandbox.Backup{other.ID: other})
+	if list := s.list(s.Backups, s.owner+"-3"); len(list) != 0 {
+		s.Errorf("an owner without backups has %v", list)
+	}
+}
+
+func anotherClient(s *suite) {
+	before := s.backUp(s.snapshotWith("a", "1"))
+	other := s.MoreBackups(s)
+	after := s.backUp(s.snapshotWith("a", "2"))
+	want := map[sandbox.BackupID]sandbox.Backup{before.ID: before, after.ID: after}
+	testkit.Diff(s, "the list of the other client", s.list(other, s.owner), want)
+	s.must(other.Delete(s.ctx, []sandbox.BackupID{before.ID}))
+	s.wantListed(after)
+	snapshot := s.snapshotID()
+	_, err := other.Restore(s.ctx, after, s.container(""), snapshot, false, ignoreProgress)
+	s.must(err)
+	s.wantFiles(s.container(snapshot), map[string]string{"a": "2"})
+}
+
+// recording returns a callback for progress, and a function that checks what it got.
+func (s *suite) recording(phase sandbox.BackupPhase) (call func(sandbox.BackupProgress), check func()) {
+	var calls []sandbox.BackupProgress // the calls are not concurrent
+	return func(p sandbox.BackupProgress) { calls = append(calls, p) }, func() {
+		s.Helper()
+		if len(calls) == 0 {
+			s.Errorf("%s: no progress", phase)
+			return
+		}
+		var last sandbox.BackupProgress
+		for _, p := range calls {
+			if p.Phase != phase || p.Done.Bytes < last.Done.Bytes || p.Done.Entries < last.Done.Entries {
+				s.Errorf("%s: progress %+v after %+v", phase, p, last)
+			}
+			last = p
+		}
+		if last.Done != last.Total || last.Total.Entries == 0 || last.Total.Bytes == 0 {
+			s.Errorf("%s: the last progress is %+v", phase, last)
+		}
+	}
+}
+
+func progress(s *suite) {
+	id := s.container("")
+	for _, name := range []string{"a", "b", "c", "d"} {
+		s.Write(s, id, name, random(50_000))
+	}
+	upload, checkUpload := s.recording(sandbox.BackupUpload)
+	b, err := s.Backups.Create(s.ctx, s.newBackup(), s.snapshot(id), upload)
+	s.must(err)
+	checkUpload()
+	download, checkDownload := s.recording(sandbox.BackupDownload)
+	_, err = s.Backups.Restore(s.ctx, b, id, s.snapshotID(), false, download)
+	s.must(err)
+	checkDownload()
+}
+
+func endedContext(s *suite) {
+	id := s.container("")
+	content := random(200_000)
+	s.Write(s, id, "a", content)
+	snapshot := s.snapshot(id)
+	ended, cancel := context.WithCancel(s.ctx)
+	cancel()
+	if _, err := s.Backups.Create(ended, s.newBackup(), snapshot, ignoreProgress); !errors.Is(err, context.Canceled) {
+		s.Errorf("create: %v", err)
+	}
+	if _, err := s.Backups.List(ended, s.owner); !errors.Is(err, context.Canceled) {
+		s.Errorf("list: %v", err)
+	}
+	s.wantListed()
+	// The upload may be complete when the context ends.
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	b, err := s.Backups.Create(ctx, s.newBackup(), snapshot, func(sandbox.BackupProgress) { cancel() })
+	if err == nil {
+		s.wantListed(b)
+	} else {
+		if !errors.Is(err, context.Canceled) {
+			s.Errorf("create: %v", err)
+		}
+		s.wantListed()
+		b = s.backUp(snapshot)
+	}
+	if err := s.Backups.Delete(ended, []sandbox.BackupID{b.ID}); !errors.Is(err, context.Canceled) {
+		s.Errorf("delete: %v", err)
+	}
+	s.wantListed(b)
+
+	restored := s.snapshotID()
+	ctx, cancel = context.WithCancel(s.ctx)
+	defer cancel()
+	if _, err := s.Backups.Restore(ctx, b, id, restored, false, func(sandbox.BackupProgress) { cancel() }); err != nil {
+		if !errors.Is(err, context.Canceled) {
+			s.Errorf("restore: %v", err)
+		}
+		spec := s.Spec(s, sandbox.NewID())
+		spec.ImageRef = sandbox.SnapshotRef(restored)
+		if err := s.Engine.Create(s.ctx, spec); !errors.Is(err, sandbox.ErrImageMissing) {
+			s.Errorf("container of an unfinished snapshot: %v", err)
+		}
+	}
+	s.must(s.Disks.Delete(s.ctx, restored))
+	usage, err := s.Disks.Measure(s.ctx, "", restored)
+	if err == nil && usage != (sandbox.DiskUsage{}) {
+		s.Errorf("the deleted snapshot has %+v", usage)
+	}
+	s.wantFiles(s.container(s.restore(b, id)), map[string]string{"a": content})
+}
+
+func unknown(s *suite) {
+	if _, err := s.Backups.Create(s.ctx, s.newBackup(), sandbox.SnapshotID(sandbox.NewID()), ignoreProgress); err == nil {
+		s.Error("stored an unknown snapshot")
+	}
+	s.wantListed()
+	b := s.backUp(s.snapshotWith("a", "1"))
+	if _, err := s.Backups.Restore(s.ctx, b, sandbox.NewID(), s.snapshotID(), false, ignoreProgress); !errors.Is(err, sandbox.ErrNoContainer) {
+		s.Errorf("restore to an unknown container: %v", err)
+	}
+}

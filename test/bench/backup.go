@@ -1,0 +1,280 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/api/types"
+)
+
+const (
+	backupRounds = 3
+	// writeTree writes files of makeTree again: the first and each step-th one, with other content.
+	writeTree = `import os, sys
+files, size, step = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+for n in range(0, files, step):
+    folder = "/srv/tree/%04d" % (n // 100)
+    os.makedirs(folder, exist_ok=True)
+    with open("%s/%d" % (folder, n), "wb") as f: f.write(os.urandom(size))
+os.sync()`
+	// everyHundredth changes 1 % of the files, one in each folder.
+	everyHundredth = 100
+
+	backupBucket = "backups"
+)
+
+// objectStore is an S3 server with one bucket, in a process of its own.
+type objectStore struct {
+	url, access, secret string
+	cmd                 *exec.Cmd
+}
+
+// startObjectStore starts a server on a new folder. The caller ends it.
+func startObjectStore(program, folder string) (*objectStore, error) {
+	if err := os.MkdirAll(filepath.Join(folder, backupBucket), 0o755); err != nil {
+		return nil, err
+	}
+	s := &objectStore{access: "bench", secret: rand.Text()}
+	s.cmd = inSession(exec.Command(program, "-folder", folder, "-access", s.access, "-secret", s.secret))
+	s.cmd.Stderr = os.Stderr
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.cmd.StdinPipe(); err != nil { // it ends when this is closed, as by our death
+		return nil, err
+	}
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		s.kill()
+		return nil, fmt.Errorf("start the S3 server: %w", err)
+	}
+	s.url = strings.TrimSpace(line)
+	return s, nil
+}
+
+func (s *objectStore) kill() {
+	_ = s.cmd.Process.Kill() // it may have ended
+	_ = s.cmd.Wait()
+}
+
+// startBackupNode starts a node with an object store, which is on the same file system.
+func startBackupNode(bin string) (_ *node, err error) {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return nil, err
+	}
+	n := new(node)
+	if n.folder, err = os.MkdirTemp(home, "bench"); err != nil {
+		return n, err
+	}
+	if n.store, err = startObjectStore(filepath.Join(bin, "doze-s3server"), filepath.Join(n.folder, "s3")); err != nil {
+		return n, err
+	}
+	return n, n.start(bin,
+		"backups {",
+		"endpoint "+n.store.url, "bucket "+backupBucket, "region us-east-1",
+		"access_key "+n.store.access, "secret_key "+n.store.secret, "password "+rand.Text(),
+		"}",
+	)
+}
+
+// backupSandbox is a sandbox whose disk is backed up and restored.
+type backupSandbox struct {
+	b         *bench
+	id        string
+	arguments []string // of the scripts that write its tree
+	archive   string   // of the peer
+	full      []types.Backup
+
+	// Of each round, the uncounted first one included: how long the disk was copied before the upload, in ms;
+	// the second backup, in ms; and its bytes as a part of the first one's.
+	copies, again, stored spread
+}
+
+// measureBackup measures backups of a running sandbox and their restores, against tar and zstd with
+// a local file.
+func measureBackup(ctx context.Context, b *bench) ([]row, error) {
+	for _, program := range []string{"zstd", "tar"} {
+		if _, err := findPeer(program); err != nil {
+			return nil, err
+		}
+	}
+	sb, _, err := b.node.API.Create(ctx, types.CreateSandboxRequest{SleepAfter: new(types.Duration)})
+	if err != nil {
+		return nil, err
+	}
+	tree := trees[0]
+	s := &backupSandbox{
+		b: b, id: sb.ID, archive: filepath.Join(b.node.folder, "archive"),
+		arguments: []string{fmt.Sprint(b.count(tree.files)), fmt.Sprint(tree.size)},
+	}
+	if err := s.write(ctx, 1); err != nil {
+		return nil, err
+	}
+	// A program of the sandbox runs during backups.
+	if _, err := b.node.API.StartProcess(ctx, s.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"sleep", "infinity"}}}); err != nil {
+		return nil, err
+	}
+	ours := &contender{name: "doze", round: s.backUp}
+	tar := &contender{name: "tar | zstd -T0", round: s.pack}
+	if err := versus(ctx, backupRounds, ours, tar); err != nil {
+		return nil, err
+	}
+	total := versusTar("backup of a running sandbox to an S3 server on the machine, against `tar | zstd -T0` to a file, "+tree.name, ours, tar)
+	uploads := &contender{values: map[int]float64{}}
+	for round, took := range ours.values {
+		uploads.values[round] = took - s.copies[round+1] // the first was not counted
+	}
+	copies, upload, alone := s.copies[1:], uploads.spread(), tar.over(uploads)
+	total.Values.add("copy_ms", copies).add("upload_ms", upload).add("upload_speed", alone)
+	total.Note = fmt.Sprintf("of that, the copy of the disk: %s ms; the upload alone: %.0f ms, %s of the peer's speed", copies.text("%.0f"), upload.median(), alone.text("%.2f"))
+	rows := []row{total}
+	percent := s.stored[1:].times(100)
+	rows = append(rows, row{
+		Figure:   "bytes of a second backup, after a change of 1 % of the files, one in each folder",
+		Bar:      "≤ 10 % of the first",
+		Measured: percent.text("%.1f") + " %",
+		Met:      percent.median() <= 10,
+		Values:   values{}.add("percent", percent).add("ms", s.again[1:]),
+		Note:     fmt.Sprintf("it takes %s ms", s.again[1:].text("%.0f")),
+	})
+	restores := &contender{name: "doze", round: s.restore}
+	untar := &contender{name: "zstd -d | tar -x", round: s.unpack}
+	err = versus(ctx, backupRounds, restores, untar)
+	if err = errors.Join(err, s.removeUnpacked(context.WithoutCancel(ctx))); err != nil {
+		return rows, err
+	}
+	rows = append(rows, versusTar("restore of it, against `zstd -d | tar -x`", restores, untar))
+	return rows, b.node.API.Delete(ctx, s.id)
+}
+
+// versusTar is the row of times against a peer's.
+func versusTar(figure string, ours, peer *contender) row {
+	total, theirs, speed := ours.spread(), peer.spread(), peer.over(ours)
+	return row{
+		Figure:   figure,
+		Bar:      "≥ 0.6 of its speed",
+		Measured: fmt.Sprintf("%s (%.0f ms, %.0f ms)", speed.text("%.2f"), total.median(), theirs.median()),
+		Met:      speed.median() >= .6,
+		Values:   values{}.add("speed", speed).add("ms", total).add("peer_ms", theirs),
+	}
+}
+
+// write writes each step-th file of the tree.
+func (s *backupSandbox) write(ctx context.Context, step int) error {
+	return s.b.node.exec(ctx, s.id, append([]string{"python3", "-c", writeTree}, append(s.arguments, fmt.Sprint(step))...)...)
+}
+
+// backUp times a backup of content that the object store does not have. It also makes a second one,
+// after a change.
+func (s *backupSandbox) backUp(ctx context.Context) (float64, error) {
+	if err := s.write(ctx, 1); err != nil {
+		return 0, err
+	}
+	first, took, copied, err := s.create(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := s.write(ctx, everyHundredth); err != nil {
+		return 0, err
+	}
+	second, again, _, err := s.create(ctx)
+	if err != nil {
+		return 0, err
+	}
+	s.full = append(s.full, first)
+	s.copies = append(s.copies, copied)
+	s.again = append(s.again, again)
+	s.stored = append(s.stored, float64(second.StoredBytes)/float64(first.StoredBytes))
+	return took, nil
+}
+
+// create makes a backup. It returns its time, and that until the upload began, in ms.
+func (s *backupSandbox) create(ctx context.Context) (backup types.Backup, took, copied float64, err error) {
+	unix.Sync() // the files of the round before
+	start := time.Now()
+	backup, err = s.b.node.API.CreateBackup(ctx, s.id, types.CreateBackupRequest{}, func(p types.BackupProgress) {
+		if copied == 0 && p.Phase == types.BackupPhaseUpload {
+			copied = ms(time.Since(start))
+		}
+	})
+	return backup, ms(time.Since(start)), copied, err
+}
+
+// restore times a restore of a backup that has not been restored before: the node would have a part of
+// it in its cache.
+func (s *backupSandbox) restore(ctx context.Context) (float64, error) {
+	backup := s.full[0]
+	s.full = s.full[1:]
+	unix.Sync()
+	return timed(func() error {
+		_, err := s.b.node.API.RestoreBackup(ctx, s.id, types.RestoreRequest{BackupID: backup.ID}, true, nil)
+		return err
+	})
+}
+
+// unshare runs a script of bash in Podman's user namespace.
+func (s *backupSandbox) unshare(ctx context.Context, script string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "podman", append([]string{"unshare", "bash", "-eo", "pipefail", "-c", script, "bash"}, args...)...)
+	cmd.Dir = s.b.node.Home
+	out, err := output(cmd)
+	return strings.TrimSpace(string(out)), err
+}
+
+// timeUnshared is unshare that returns the time of the script alone, without the start of Podman, in ms.
+func (s *backupSandbox) timeUnshared(ctx context.Context, script string, args ...string) (float64, error) {
+	out, err := s.unshare(ctx, "start=${EPOCHREALTIME/./}\n"+script+"\necho $((${EPOCHREALTIME/./} - start))", args...)
+	if err != nil {
+		return 0, err
+	}
+	microseconds, err := strconv.ParseFloat(out, 64)
+	return microseconds / 1000, err
+}
+
+// pack times tar and zstd of the sandbox's disk, without its image.
+func (s *backupSandbox) pack(ctx context.Context) (float64, error) {
+	source, err := s.unshare(ctx, `podman container inspect --format '{{.GraphDriver.Data.UpperDir}}' "$1"`, "doze-"+s.id)
+	if err != nil {
+		return 0, err
+	}
+	unix.Sync()
+	return s.timeUnshared(ctx, `tar -C "$1" --xattrs -c . | zstd -q -f -T0 -o "$2"`, source, s.archive)
+}
+
+// unpack times the extraction of what pack wrote, into a new folder. removeUnpacked removes it: ext4
+// creates files slowly after many others were deleted.
+func (s *backupSandbox) unpack(ctx context.Context) (float64, error) {
+	target, err := os.MkdirTemp(s.b.node.folder, unpacked)
+	if err != nil {
+		return 0, err
+	}
+	unix.Sync()
+	return s.timeUnshared(ctx, `zstd -q -d -c -T0 "$2" | tar -C "$1" --xattrs -x`, target, s.archive)
+}
+
+// unpacked begins the names of the folders of unpack.
+const unpacked = "unpacked"
+
+func (s *backupSandbox) removeUnpacked(ctx context.Context) error {
+	folders, err := filepath.Glob(filepath.Join(s.b.node.folder, unpacked+"*"))
+	if err != nil {
+		return err
+	}
+	_, err = s.unshare(ctx, `rm -rf "$@"`, folders...)
+	return err
+}
