@@ -41,8 +41,9 @@ func (a *API) registerBackups() {
 		method: http.MethodPost, path: "/sandbox/{id}/backup", id: "create-backup", tag: "backups", status: http.StatusCreated,
 		summary: "Back up the disk of a sandbox to the object store",
 		description: "Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied; `frozen_ms` is how long. " +
+			"An archived sandbox is stopped then, because its disk is downloaded. " +
 			"Responds when the backup is in the object store. Continues when the client disconnects. After an error, the next backup sends only the content that this one has not sent.",
-		codes: slices.Concat(objectStoreCodes, []problem.Code{problem.BackupLimitExceeded, problem.BackupUnsupported, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed,
+		codes: slices.Concat(objectStoreCodes, []problem.Code{problem.BackupLimitExceeded, problem.BackupUnsupported, problem.ImageMismatch, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed,
 			problem.SleepFailed, problem.NodeDiskFull, problem.SandboxTimeout, problem.StreamLimitExceeded}),
 		responses: map[int]*huma.Response{
 			http.StatusCreated: created,
@@ -69,8 +70,8 @@ func (a *API) registerBackups() {
 	register(a, route{
 		method: http.MethodDelete, path: "/backups/{backup}", id: "delete-backup", tag: "backups", status: http.StatusNoContent,
 		summary:     "Delete a backup",
-		description: "Content that no other backup has is removed from the object store later.",
-		codes:       slices.Concat(objectStoreCodes, []problem.Code{problem.BackupNotFound}),
+		description: "Content that no other backup has is removed from the object store later. The backup of an archived sandbox cannot be deleted.",
+		codes:       slices.Concat(objectStoreCodes, []problem.Code{problem.BackupNotFound, problem.BackupInUse}),
 	}, a.deleteBackup)
 }
 
@@ -92,7 +93,7 @@ func (a *API) createBackup(ctx context.Context, in *sandboxExchange, body *types
 	return createdResponse(in.Exchange, Prefix+"/backups/"+b.ID, b), nil
 }
 
-func (a *API) restoreBackup(ctx context.Context, in *restoreInput, body *types.RestoreRequest, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
+func (a *API) restoreBackup(ctx context.Context, in *endingInput, body *types.RestoreRequest, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
 	req := sandbox.RestoreBackupRequest{Backup: sandbox.BackupID(body.BackupID), AnyImage: body.AllowOtherImage, Force: in.Force}
 	restore := func(ctx context.Context, progress func(sandbox.BackupProgress)) (types.Sandbox, error) {
 		restored, err := a.cfg.Sandboxes.RestoreBackup(ctx, sb.ID, req, progress)

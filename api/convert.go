@@ -41,6 +41,8 @@ func (a *API) sandboxSummary(sb sandbox.Sandbox) types.Sandbox {
 		Labels:       labels,
 		SleepAfter:   types.Duration(sb.SleepAfter),
 		StopAfter:    types.Duration(sb.StopAfter),
+		ArchiveAfter: types.Duration(sb.ArchiveAfter),
+		Archived:     archivedDiskOf(sb.Archived),
 		Persist:      types.Persist(sb.Persist),
 		TTL:          types.Duration(sb.TTL),
 		ExpiresAt:    sb.ExpiresAt,
@@ -50,6 +52,14 @@ func (a *API) sandboxSummary(sb sandbox.Sandbox) types.Sandbox {
 		Ports:        a.portsOf(sb),
 		Condition:    conditionOf(sb.Condition),
 	}
+}
+
+// archivedDiskOf returns nil for nil.
+func archivedDiskOf(b *sandbox.Backup) *types.ArchivedDisk {
+	if b == nil {
+		return nil
+	}
+	return &types.ArchivedDisk{BackupID: string(b.ID), SizeBytes: b.Usage.Bytes}
 }
 
 // conditionOf returns nil if nothing is wrong.

@@ -36,6 +36,7 @@ func TestConversionsLoseNothing(t *testing.T) {
 		*conditionOf(filled[sandbox.Condition]()),
 		snapshotOf(filled[sandbox.Snapshot]()),
 		backupOf(filled[sandbox.Backup]()),
+		*archivedDiskOf(&sandbox.Backup{ID: "x", Usage: sandbox.DiskUsage{Bytes: 1}}),
 		backupProgressOf(filled[sandbox.BackupProgress]()),
 		limitsOf(filled[sandbox.Limits]()),
 		pendingOf(filled[sandbox.PendingOperation]()),
@@ -140,6 +141,10 @@ func fill(v reflect.Value) {
 	case reflect.Float64:
 		v.SetFloat(1)
 	case reflect.Pointer:
+		if v.Type() == reflect.TypeFor[*sandbox.Backup]() { // of a Sandbox, which a Backup has
+			v.Set(reflect.ValueOf(&sandbox.Backup{ID: "x", Usage: filled[sandbox.DiskUsage]()}))
+			return
+		}
 		v.Set(reflect.New(v.Type().Elem()))
 		fill(v.Elem())
 	case reflect.Slice:

@@ -48,6 +48,7 @@ var sentinels = []struct {
 	{sandbox.ErrUnexportable, problem.SnapshotUnsupported, "create a sandbox from the snapshot, remove the cause, and export a new snapshot of that sandbox"},
 	{sandbox.ErrNoObjectStore, problem.ObjectStoreRequired, "the operator configures one with the block backups in the Caddyfile"},
 	{sandbox.ErrBackupNotFound, problem.BackupNotFound, "GET " + Prefix + "/backups lists yours"},
+	{sandbox.ErrBackupInUse, problem.BackupInUse, "wake or destroy the sandbox"},
 	{sandbox.ErrTooManyBackups, problem.BackupLimitExceeded, "delete some first, or use keep_last"},
 	{sandbox.ErrBackupUnsupported, problem.BackupUnsupported, "remove the cause, and try again"},
 	{sandbox.ErrNotFound, problem.SandboxNotFound, "GET " + Prefix + "/sandbox lists yours"},
@@ -97,7 +98,7 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 		return problem.New(problem.SnapshotExists, exists.Error())
 	}
 	if mismatch, ok := errors.AsType[*sandbox.ImageMismatchError](err); ok {
-		return problem.Newf(problem.ImageMismatch, "%v; build or import that image, or use the node's image of that name with allow_other_image", mismatch)
+		return problem.Newf(problem.ImageMismatch, "%v; build or import that image, or restore the backup with allow_other_image to use the node's image of that name", mismatch)
 	}
 	if refused, ok := errors.AsType[*guest.Error](err); ok {
 		return problemOfGuest(refused)
@@ -117,7 +118,11 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 		return problem.Newf(problem.SleepFailed, "%v; the sandbox is still running; try again, or stop it", err)
 	}
 	if _, ok := errors.AsType[*sandbox.WakeError](err); ok {
-		return problem.Newf(problem.WakeFailed, "%v; the events of the sandbox have the cause", err)
+		remedy := "the events of the sandbox have the cause"
+		if errors.Is(err, context.DeadlineExceeded) {
+			remedy = "try again; " + remedy
+		}
+		return problem.Newf(problem.WakeFailed, "%v; %s", err, remedy)
 	}
 	network := networkError(err)
 	switch {

@@ -57,12 +57,13 @@ func schemaDocs() []schemaDoc {
 	sandbox := types.Sandbox{
 		ID: id, Name: "shop", Owner: owner, Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic",
 		State: types.StateRunning, StateSince: at(30, 1), Env: map[string]string{"NODE_ENV": "development"}, Labels: map[string]string{"team": "web"},
-		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), Persist: types.PersistMemory, TTL: types.Duration(72 * time.Hour), ExpiresAt: at(72*60+30, 0),
+		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), ArchiveAfter: types.Duration(720 * time.Hour), Persist: types.PersistMemory, TTL: types.Duration(72 * time.Hour), ExpiresAt: at(72*60+30, 0),
 		CreatedAt: at(30, 0), LastActiveAt: at(32, 0), Ports: []types.Port{port}, Processes: []types.Process{process},
 		Usage: &types.Usage{CPUSeconds: 3.25, MemoryBytes: 83886080},
 	}
 	listed := sandbox
 	listed.Env, listed.Processes, listed.Usage = nil, nil, nil
+	archived := types.ArchivedDisk{BackupID: backup.ID, SizeBytes: backup.SizeBytes}
 	file := types.File{Name: "app.js", Path: "/srv/shop/app.js", Type: types.FileTypeFile, Size: 512, Mode: "0644", ModifiedAt: at(29, 0), UID: 1000, GID: 1000,
 		ETag: `"4f2a-200-18ca1e5d1f3b7c00-18ca1e5d1f4021aa"`, SHA256: digest[len("sha256:"):]}
 	const hash = "8f3c1f0e5a4b7d6c9e2f1a0b3c4d5e6f7a8b9c0d"
@@ -110,6 +111,8 @@ func schemaDocs() []schemaDoc {
 		{types.CreateSandboxRequest{Name: "shop", Image: "python", Size: "basic", Labels: map[string]string{"team": "web"}, SleepAfter: text(time.Minute), TTL: text(24 * time.Hour), Warm: []types.Language{types.LanguagePython}},
 			"The sandbox to create. Every field is optional."},
 		{types.UpdateSandboxRequest{Labels: &map[string]string{"team": "web"}, SleepAfter: text(5 * time.Minute)}, "Changes to a sandbox. Missing fields stay as they are."},
+		{types.ArchiveSandboxRequest{Stream: true}, "How to archive a sandbox."},
+		{archived, "The disk of an archived sandbox, in the object store."},
 		{types.HoldRequest{Duration: types.Duration(30 * time.Minute)}, "How long a sandbox stays awake."},
 		{types.Usage{CPUSeconds: 3.25, MemoryBytes: 83886080, DiskBytes: 247463936, Files: 20412}, "CPU time, memory and disk of a sandbox."},
 		{types.DiskUsage{Bytes: 10737418240, Files: 1000000}, "An amount of disk space and files."},
@@ -145,7 +148,7 @@ func schemaDocs() []schemaDoc {
 		{types.BackupList{Backups: []types.Backup{backup}, NextCursor: backup.ID}, "A page of backups."},
 		{types.CreateBackupRequest{RetainLast: 7}, "A backup to create."},
 		{types.BackupProgress{Phase: types.BackupPhaseUpload, Bytes: 123731968, TotalBytes: 247463936, Entries: 9120, TotalEntries: 20201},
-			"Data of the event `progress`: how far the backup or its restore is."},
+			"Data of the event `progress`: how far a backup, a restore or an archival is."},
 		{types.ForkRequest{Count: 2, Names: []string{"try-1", "try-2"}}, "The sandboxes to create."},
 		{types.ForkList{Sandboxes: []types.Sandbox{sandbox}}, "The sandboxes that a fork created."},
 		{types.SessionList{Sessions: []types.Session{session}}, "The sessions of a sandbox."},

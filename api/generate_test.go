@@ -25,7 +25,7 @@ const (
 // tags of operations, in the order in which the document lists them.
 var tags = []*huma.Tag{
 	{Name: "sandboxes", Description: "Create, list, change and destroy sandboxes."},
-	{Name: "lifecycle", Description: "Wake a sandbox, put it to sleep, stop it, or hold it awake."},
+	{Name: "lifecycle", Description: "Wake a sandbox, put it to sleep, stop it, archive it, or hold it awake."},
 	{Name: "exec", Description: "Run commands in a sandbox and get their output."},
 	{Name: "snapshots", Description: "Immutable disks, from which sandboxes are restored and created."},
 	{Name: "backups", Description: "Disks of sandboxes in an object store, which outlive the node."},
@@ -254,7 +254,7 @@ func exampleDocs() (map[string]schemaDoc, error) {
 var propertyExamples = map[string]any{
 	"allow_empty": true, "amend": true, "binary": true, "commit": "8f3c1f0e5a4b7d6c9e2f1a0b3c4d5e6f7a8b9c0d", "files": []any{"src/app.js"}, "force": true,
 	"original_path": "src/shop.js", "remote": "origin", "submodule": true, "submodules": true,
-	"addresses": []any{"192.0.2.0/24"}, "allow_other_image": true, "allow_private": true, "argv": []any{"npm", "run", "dev"}, "built_in": true, "container_output": "exec: no such file",
+	"addresses": []any{"192.0.2.0/24"}, "allow_other_image": true, "allow_private": true, "archive_after": "720h", "argv": []any{"npm", "run", "dev"}, "built_in": true, "container_output": "exec: no such file",
 	"dropped": 12, "env": map[string]any{"NODE_ENV": "production"}, "error": "the container engine is not available", "exit_code": 1,
 	"exited_at": "2026-11-21T09:45:00Z", "flow": "hocl097cxn", "gap": true, "headers": map[string]any{"content-type": "text/plain"},
 	"hold_until": "2026-11-21T10:00:00Z", "host": "api.github.com", "inotify_instances": 128, "inotify_watches": 8192, "max_output_bytes": 65536,

@@ -2,8 +2,12 @@ package api
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"slices"
 	"time"
+
+	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
@@ -14,6 +18,13 @@ import (
 type pauseInput struct {
 	SandboxPath
 	Force bool `query:"force" doc:"Also while requests, commands or transfers are in progress: sleep pauses them until the next wake, or ends them if persist is not memory; stop ends them"`
+}
+
+// endingInput names a sandbox whose programs end.
+type endingInput struct {
+	SandboxPath
+	Exchange
+	Force bool `query:"force" doc:"Also while requests, commands or transfers are in progress, which end"`
 }
 
 func (a *API) registerLifecycle() {
@@ -33,6 +44,17 @@ func (a *API) registerLifecycle() {
 		codes: []problem.Code{problem.SandboxBusy, problem.SandboxDestroyed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
 	}, withSandbox(a, a.pause(a.cfg.Sandboxes.Stop, a.cfg.Sandboxes.ForceStop)))
 	registerBody(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/archive", id: "archive-sandbox", tag: "lifecycle",
+		summary: "Move the disk of a sandbox to the object store",
+		description: "Stops the sandbox, backs up its disk, and frees the space on the node. Its next use downloads the disk and starts the sandbox. " +
+			"Responds when the sandbox is archived, also if it was already. Continues when the client disconnects. " +
+			"After an error, the disk is on the node. If the sandbox is used during the upload, the error is `sandbox_busy`.",
+		codes: slices.Concat(objectStoreCodes, []problem.Code{problem.BackupLimitExceeded, problem.BackupUnsupported, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed,
+			problem.NodeDiskFull, problem.SandboxTimeout, problem.StreamLimitExceeded}),
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.Sandbox](a, "The sandbox; or with stream: events while the sandbox is archived")},
+		events:    map[string]any{"progress": types.BackupProgress{}, "complete": types.Sandbox{}},
+	}, withSandboxBody(a, a.archive))
+	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/hold", id: "hold-sandbox", tag: "lifecycle",
 		summary: "Keep a sandbox from sleeping when it is idle", description: "Replaces an earlier hold. Never wakes the sandbox.",
 		codes: []problem.Code{problem.SandboxDestroyed, problem.NodeDiskFull},
@@ -51,6 +73,27 @@ func (a *API) pause(graceful, forced func(context.Context, sandbox.ID) (sandbox.
 
 func (a *API) wake(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
 	return a.respondSandbox(a.cfg.Sandboxes.Wake(ctx, sb.ID))
+}
+
+func (a *API) archive(ctx context.Context, in *endingInput, body *types.ArchiveSandboxRequest, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
+	archive := func(ctx context.Context, progress func(sandbox.BackupProgress)) (types.Sandbox, error) {
+		archived, err := a.cfg.Sandboxes.Archive(ctx, sb.ID, in.Force, progress)
+		if errors.Is(err, sandbox.ErrBusy) {
+			err = problem.Newf(problem.SandboxBusy, "%v; try again when its requests, commands and backups have ended; force=true ends requests and commands", err)
+		}
+		if err != nil {
+			return types.Sandbox{}, err
+		}
+		return a.sandboxOf(archived), nil
+	}
+	if body.Stream {
+		return respondProgress(ctx, a, in.Exchange, archive)
+	}
+	archived, err := archive(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	return jsonResponse(in.Exchange, archived), nil
 }
 
 func (a *API) hold(ctx context.Context, _ *SandboxPath, body *types.HoldRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {

@@ -92,6 +92,7 @@ var routes = []string{
 	"GET /backups/{backup}",
 	"DELETE /backups/{backup}",
 	"POST /sandbox/{id}/stop",
+	"POST /sandbox/{id}/archive",
 	"POST /sandbox/{id}/hold",
 	"GET /sandbox/{id}/events",
 	"GET /events",

@@ -48,8 +48,11 @@ var commonCodes = []problem.Code{problem.Unauthorized, problem.RequestInvalid, p
 var bodyCodes = []problem.Code{problem.JSONInvalid, problem.MediaTypeUnsupported, problem.BodyTooLarge, problem.BodyIncomplete, problem.BodyTimeout}
 
 // wakeCodes can come from any route that wakes a sandbox.
-var wakeCodes = []problem.Code{problem.SandboxDestroyed, problem.WaiterLimitExceeded, problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull,
-	problem.GuestLost, problem.GuestError, problem.SandboxTimeout}
+var wakeCodes = slices.Concat(retrievalCodes, []problem.Code{problem.SandboxDestroyed, problem.WaiterLimitExceeded, problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull,
+	problem.GuestLost, problem.GuestError, problem.SandboxTimeout})
+
+// retrievalCodes can come from any route that needs the disk of an archived sandbox.
+var retrievalCodes = []problem.Code{problem.ObjectStoreRequired, problem.ObjectStoreFailed, problem.BackupUnreadable, problem.ImageMismatch}
 
 // SandboxPath is the part of a request's input that names a sandbox.
 type SandboxPath struct {

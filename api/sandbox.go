@@ -68,18 +68,19 @@ func (a *API) lookup(ctx context.Context, idOrName string) (sandbox.Sandbox, err
 
 func (a *API) create(ctx context.Context, _ *struct{}, body *types.CreateSandboxRequest) (*createOutput, error) {
 	sb, created, err := a.cfg.Sandboxes.Create(ctx, sandbox.CreateRequest{
-		Owner:      ownerOf(ctx),
-		Name:       body.Name,
-		Image:      body.Image,
-		Size:       body.Size,
-		Env:        body.Env,
-		Labels:     body.Labels,
-		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
-		StopAfter:  (*sandbox.Duration)(body.StopAfter),
-		Persist:    sandbox.Persist(body.Persist),
-		TTL:        (*sandbox.Duration)(body.TTL),
-		Snapshot:   body.Snapshot,
-		Warm:       listOf(body.Warm, func(l types.Language) sandbox.Language { return sandbox.Language(l) }),
+		Owner:        ownerOf(ctx),
+		Name:         body.Name,
+		Image:        body.Image,
+		Size:         body.Size,
+		Env:          body.Env,
+		Labels:       body.Labels,
+		SleepAfter:   (*sandbox.Duration)(body.SleepAfter),
+		StopAfter:    (*sandbox.Duration)(body.StopAfter),
+		ArchiveAfter: (*sandbox.Duration)(body.ArchiveAfter),
+		Persist:      sandbox.Persist(body.Persist),
+		TTL:          (*sandbox.Duration)(body.TTL),
+		Snapshot:     body.Snapshot,
+		Warm:         listOf(body.Warm, func(l types.Language) sandbox.Language { return sandbox.Language(l) }),
 	})
 	if err != nil {
 		return nil, err
@@ -144,12 +145,13 @@ func (a *API) respondSandbox(sb sandbox.Sandbox, err error) (*output[types.Sandb
 
 func (a *API) update(ctx context.Context, _ *SandboxPath, body *types.UpdateSandboxRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
 	return a.respondSandbox(a.cfg.Sandboxes.Update(ctx, sb.ID, sandbox.Patch{
-		Name:       body.Name,
-		Labels:     body.Labels,
-		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
-		StopAfter:  (*sandbox.Duration)(body.StopAfter),
-		Persist:    (*sandbox.Persist)(body.Persist),
-		TTL:        (*sandbox.Duration)(body.TTL),
+		Name:         body.Name,
+		Labels:       body.Labels,
+		SleepAfter:   (*sandbox.Duration)(body.SleepAfter),
+		StopAfter:    (*sandbox.Duration)(body.StopAfter),
+		ArchiveAfter: (*sandbox.Duration)(body.ArchiveAfter),
+		Persist:      (*sandbox.Persist)(body.Persist),
+		TTL:          (*sandbox.Duration)(body.TTL),
 	}))
 }
 

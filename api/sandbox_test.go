@@ -238,7 +238,7 @@ func TestNodeReportsItsState(t *testing.T) {
 func TestResponsesHaveTheDocumentedFields(t *testing.T) {
 	s := newServer(t, Limits{})
 	dir := t.TempDir()
-	sandboxFields := []string{"id", "name", "owner", "image", "size", "state", "labels", "created_at", "last_active_at", "sleep_after", "stop_after"}
+	sandboxFields := []string{"id", "name", "owner", "image", "size", "state", "labels", "created_at", "last_active_at", "sleep_after", "stop_after", "archive_after"}
 	processFields := []string{"id", "pid", "name", "state", "started_at", "log_file"}
 	var process string
 	for _, tc := range []struct {

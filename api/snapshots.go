@@ -31,12 +31,6 @@ type sandboxSnapshotsInput struct {
 	SnapshotPage
 }
 
-type restoreInput struct {
-	SandboxPath
-	Exchange
-	Force bool `query:"force" doc:"Also while requests, commands or transfers are in progress, which end"`
-}
-
 type exportInput struct {
 	SnapshotPath
 	Exchange
@@ -52,9 +46,10 @@ func (a *API) registerSnapshots() {
 		method: http.MethodPost, path: "/sandbox/{id}/snapshot", id: "create-snapshot", tag: "snapshots", status: http.StatusCreated,
 		summary: "Take a snapshot of the disk of a sandbox",
 		description: "Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied, `frozen_ms`. " +
+			"An archived sandbox is stopped then, because its disk is downloaded. " +
 			"Responds when the snapshot is on the disk. Continues when the client disconnects.",
-		codes: []problem.Code{problem.NameInvalid, problem.SnapshotExists, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed, problem.SleepFailed,
-			problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
+		codes: slices.Concat(retrievalCodes, []problem.Code{problem.NameInvalid, problem.SnapshotExists, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed, problem.SleepFailed,
+			problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
 	}, withSandboxBody(a, a.createSnapshot))
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/snapshots", id: "list-sandbox-snapshots", tag: "snapshots",
@@ -66,8 +61,8 @@ func (a *API) registerSnapshots() {
 		description: "Ends the programs of the sandbox and discards its files. The sandbox retains its name, ports, environment and rules. " +
 			"If it was running, the call wakes it; otherwise its next use does. Continues when the client disconnects. " +
 			"With `backup_id`, the sandbox goes on until the whole backup is on the node. After an error before that, its disk is unchanged.",
-		codes: slices.Concat(wakeCodes, objectStoreCodes, []problem.Code{problem.SnapshotNotFound, problem.BackupNotFound, problem.ImageMismatch,
-			problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.StreamLimitExceeded}),
+		codes: slices.Concat(wakeCodes, []problem.Code{problem.SnapshotNotFound, problem.BackupNotFound, problem.SnapshotLimitExceeded, problem.SandboxBusy,
+			problem.StreamLimitExceeded}),
 		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.Sandbox](a, "The sandbox; or with stream: events while the backup is restored")},
 		events:    map[string]any{"progress": types.BackupProgress{}, "complete": types.Sandbox{}},
 	}, withSandboxBody(a, a.restore))
@@ -75,9 +70,9 @@ func (a *API) registerSnapshots() {
 		method: http.MethodPost, path: "/sandbox/{id}/fork", id: "fork-sandbox", tag: "snapshots", status: http.StatusCreated,
 		summary: "Create sandboxes with the disk of another",
 		description: "Never wakes the sandbox, which goes on. The new ones have its files, size, environment, labels and declared processes, and no ports and egress rules of its own. " +
-			"They share its files until they change them. After an error there is none of them.",
-		codes: []problem.Code{problem.NameInvalid, problem.SandboxConflict, problem.SandboxLimitExceeded, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed, problem.SleepFailed,
-			problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
+			"They share its files until they change them. An archived sandbox is stopped then, because its disk is downloaded. After an error there is none of them.",
+		codes: slices.Concat(retrievalCodes, []problem.Code{problem.NameInvalid, problem.SandboxConflict, problem.SandboxLimitExceeded, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed, problem.SleepFailed,
+			problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
 	}, withSandboxBody(a, a.fork))
 	register(a, route{
 		method: http.MethodGet, path: "/snapshots", id: "list-snapshots", tag: "snapshots",
@@ -167,7 +162,7 @@ func (a *API) exportSnapshot(ctx context.Context, in *exportInput) (*huma.Stream
 	}}, nil
 }
 
-func (a *API) restore(ctx context.Context, in *restoreInput, body *types.RestoreRequest, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
+func (a *API) restore(ctx context.Context, in *endingInput, body *types.RestoreRequest, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
 	if err := checkRestore(body); err != nil {
 		return nil, err
 	}

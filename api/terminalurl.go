@@ -107,7 +107,7 @@ func (a *API) holdRunning(id sandbox.ID, resume bool) (release func(), _ error) 
 		return lease.Release, nil
 	}
 	sb, _ := a.cfg.Sandboxes.ByID(id)
-	switch stopped := sb.State == sandbox.StateStopped; {
+	switch stopped := sb.State == sandbox.StateStopped || sb.State == sandbox.StateArchived; {
 	case !errors.Is(err, sandbox.ErrNotRunning):
 		return nil, err
 	case stopped && resume:

@@ -178,7 +178,10 @@ var (
 
 // ending are the routes that end a sandbox or its use: what they do to one that sleeps is in
 // their own tests.
-var ending = []string{"POST /sandbox/{id}/sleep", "POST /sandbox/{id}/stop", "POST /sandbox/{id}/restore", "DELETE /sandbox/{id}"}
+var ending = []string{"POST /sandbox/{id}/sleep", "POST /sandbox/{id}/stop", "POST /sandbox/{id}/archive", "POST /sandbox/{id}/restore", "DELETE /sandbox/{id}"}
+
+// copying are the routes that download the disk of an archived sandbox, to copy it.
+var copying = []string{"POST /sandbox/{id}/snapshot", "POST /sandbox/{id}/backup", "POST /sandbox/{id}/fork"}
 
 // routesThat returns the routes whose description promises to wake a sandbox, or never to.
 func routesThat(t *testing.T, wake bool) []string {
@@ -216,7 +219,10 @@ func checkRoutes(t *testing.T, requests []routeUse, routes []string) {
 }
 
 func TestReadsWakeNothing(t *testing.T) {
-	for state, end := range map[sandbox.State]string{sandbox.StateAsleep: "/sandbox/box/sleep", sandbox.StateStopped: "/sandbox/box/stop"} {
+	for state, end := range map[sandbox.State]struct {
+		path string
+		body any
+	}{sandbox.StateAsleep: {"/sandbox/box/sleep", nil}, sandbox.StateStopped: {"/sandbox/box/stop", nil}, sandbox.StateArchived: {"/sandbox/box/archive", map[string]any{}}} {
 		t.Run(string(state), func(t *testing.T) {
 			b := newUsedBox(t)
 			requests := b.inspections()
@@ -227,7 +233,10 @@ func TestReadsWakeNothing(t *testing.T) {
 					requests = append(requests, routeUse{route: route})
 				}
 			}
-			b.eventually("the sandbox is "+string(state), func() bool { return b.do("POST", end, nil).status == http.StatusOK })
+			if state == sandbox.StateArchived {
+				requests = slices.DeleteFunc(requests, func(u routeUse) bool { return slices.Contains(copying, u.route) })
+			}
+			b.eventually("the sandbox is "+string(state), func() bool { return b.do("POST", end.path, end.body).status == http.StatusOK })
 			_, thaws := b.node.Freezer.Counts()
 			for _, u := range requests {
 				b.make(u)

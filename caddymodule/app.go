@@ -81,6 +81,10 @@ type App struct {
 	// The time asleep after which a sandbox is stopped, which frees its memory; `0` means
 	// never by itself. A sandbox can be created with another time. Default: `24h`.
 	StopAfter *caddy.Duration `json:"stop_after,omitempty"`
+	// The time stopped (`1s` to `365d`) after which the disk of a sandbox is moved to the object
+	// store of `backups`: its next use [downloads the disk](../backups.md#archive). `0` means
+	// never by itself. A sandbox can be created with another time. Default: `0`.
+	ArchiveAfter *caddy.Duration `json:"archive_after,omitempty"`
 	// The share of one CPU core above which a sandbox is not idle. Default: `0.05`.
 	IdleCPU *float64 `json:"idle_cpu,omitempty"`
 	// The time asleep (`1s` to `365d`) after which the memory of a sandbox is moved to swap, where
@@ -349,6 +353,9 @@ func (a *App) nodeConfig() (node.Config, error) {
 	if err != nil {
 		return node.Config{}, err
 	}
+	if err := a.checkArchiveAfter(); err != nil {
+		return node.Config{}, err
+	}
 	home, err := a.home()
 	if err != nil {
 		return node.Config{}, err
@@ -389,6 +396,9 @@ func (a *App) nodeConfig() (node.Config, error) {
 	}
 	if a.StopAfter != nil {
 		sb.StopAfter = time.Duration(*a.StopAfter)
+	}
+	if a.ArchiveAfter != nil {
+		sb.ArchiveAfter = time.Duration(*a.ArchiveAfter)
 	}
 	if a.IdleCPU != nil {
 		sb.IdleCPU = *a.IdleCPU

@@ -60,6 +60,7 @@ func init() {
 //		default_size            <name>
 //		sleep_after             <duration>
 //		stop_after              <duration>
+//		archive_after           <duration>
 //		idle_cpu                <cores>
 //		reclaim_after           <duration>
 //		memory_reserve          <percentage>
@@ -115,6 +116,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		"default_size":            &a.DefaultSize,
 		"sleep_after":             &a.SleepAfter,
 		"stop_after":              &a.StopAfter,
+		"archive_after":           &a.ArchiveAfter,
 		"idle_cpu":                &a.IdleCPU,
 		"reclaim_after":           &a.ReclaimAfter,
 		"memory_reserve":          share{&a.MemoryReserve},
@@ -131,7 +133,13 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		"egress":                  a.parseEgress,
 		"backups":                 a.parseBackups,
 	})
-	return httpcaddyfile.App{Name: "doze", Value: caddyconfig.JSON(a, nil)}, err
+	if err != nil {
+		return nil, err
+	}
+	if err := a.checkArchiveAfter(); err != nil {
+		return nil, d.WrapErr(err)
+	}
+	return httpcaddyfile.App{Name: "doze", Value: caddyconfig.JSON(a, nil)}, nil
 }
 
 func (a *App) parseImage(o options) error {
@@ -388,7 +396,7 @@ func (o options) duration(to *caddy.Duration) error {
 	})
 }
 
-// idleTime is for sleep_after, stop_after and reclaim_after. Their range is package sandbox's.
+// idleTime is for sleep_after, stop_after, archive_after and reclaim_after. Their range is package sandbox's.
 func (o options) idleTime(to *caddy.Duration) error {
 	name := o.Val()
 	if err := o.duration(to); err != nil {

@@ -125,6 +125,14 @@ func (b *Backups) checkValues(known func(value string) bool) error {
 	return nil
 }
 
+// checkArchiveAfter refuses to archive sandboxes without an object store.
+func (a *App) checkArchiveAfter() error {
+	if a.ArchiveAfter != nil && *a.ArchiveAfter > 0 && a.Backups == nil {
+		return errors.New("archive_after requires an object store; configure one with backups")
+	}
+	return nil
+}
+
 // hasNoPlaceholder reports whether a value is known before the node runs.
 func hasNoPlaceholder(value string) bool { return !strings.Contains(value, "{") }
 

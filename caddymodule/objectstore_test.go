@@ -5,6 +5,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
 
 	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/backup"
@@ -84,6 +87,31 @@ func TestInvalidSettingsOfBackupsAreRefusedWithoutSecrets(t *testing.T) {
 		}
 		if strings.Contains(err.Error(), "hush") {
 			t.Errorf("the error has a secret: %v", err)
+		}
+	}
+}
+
+func TestArchiveAfterRequiresAnObjectStore(t *testing.T) {
+	store, _ := withBackups(nil)
+	for _, c := range []struct {
+		after   *caddy.Duration
+		backups *Backups
+		want    time.Duration
+		refused bool
+	}{
+		{nil, nil, 0, false},
+		{nil, store, 0, false},
+		{new(caddy.Duration), nil, 0, false},
+		{new(caddy.Duration(time.Hour)), store, time.Hour, false},
+		{new(caddy.Duration(time.Hour)), nil, 0, true},
+	} {
+		a := App{Data: t.TempDir(), ArchiveAfter: c.after, Backups: c.backups}
+		got, err := a.nodeConfig()
+		if refused := err != nil && strings.Contains(err.Error(), "archive_after requires an object store"); refused != c.refused || !refused && err != nil {
+			t.Errorf("%v with %v: %v", c.after, c.backups, err)
+		}
+		if got.Sandbox.ArchiveAfter != c.want {
+			t.Errorf("%v: the node archives after %v", c.after, got.Sandbox.ArchiveAfter)
 		}
 	}
 }

@@ -120,7 +120,7 @@ var (
 	WaiterLimitExceeded = define(API|Preview, "waiter_limit_exceeded", http.StatusServiceUnavailable, "Too many requests waiting for a wake",
 		"More requests wait for sandboxes to wake than the node's `max_waiters` and `max_waiters_per_sandbox` allow.", retryAfter(1))
 	WakeFailed = define(API|Preview, "wake_failed", http.StatusBadGateway, "Failed to wake the sandbox",
-		"The sandbox did not start, or its container ended while it started. The sandbox's events have the cause. In previews, `container_output` is the last line that the container wrote, except on public ports.")
+		"The sandbox did not start, or its container ended while it started. The sandbox's events have the cause. If the disk of an archived sandbox is still being downloaded, try again. In previews, `container_output` is the last line that the container wrote, except on public ports.")
 	SleepFailed = define(API, "sleep_failed", http.StatusBadGateway, "Failed to put the sandbox to sleep",
 		"The processes of the sandbox could not be frozen, such as when one waits for a disk that does not respond. The sandbox is still running. Try again, or stop it.")
 	ImageNotAllowed = define(API, "image_not_allowed", http.StatusUnprocessableEntity, "Image not allowed",
@@ -177,6 +177,8 @@ var (
 		"Two of your snapshots, or eight snapshots of all owners, are already being exported.", retryAfter(5))
 	BackupNotFound = define(API, "backup_not_found", http.StatusNotFound, "Backup not found",
 		"The object store has no backup of the owner with that id. `GET /backups` lists them.")
+	BackupInUse = define(API, "backup_in_use", http.StatusConflict, "Backup in use",
+		"An archived sandbox has its disk in this backup only. Wake the sandbox, which deletes the backup, or destroy it.")
 	BackupLimitExceeded = define(API, "backup_limit_exceeded", http.StatusConflict, "Too many backups",
 		"You have 10,000 backups. Delete some first; `keep_last` does so by itself.")
 	BackupUnreadable = define(API, "backup_unreadable", http.StatusBadGateway, "Backup unreadable",
@@ -184,7 +186,7 @@ var (
 	BackupUnsupported = define(API, "backup_unsupported", http.StatusUnprocessableEntity, "Disk cannot be backed up",
 		"A backup cannot represent the disk: for example, its folders are nested more than 1,000 levels deep. `detail` has the path and the reason.")
 	ImageMismatch = define(API, "image_mismatch", http.StatusConflict, "Image of the backup not on the node",
-		"The node does not have the image on which the backup is based, or has another one of that name. Build or import that image, or use `allow_other_image`: then the files that only the old image has are missing.")
+		"The node does not have the image on which the backup is based, or has another one of that name. Build or import that image, or restore the backup with `allow_other_image`: then the files that only the old image has are missing.")
 	SessionNotFound = define(API, "session_not_found", http.StatusNotFound, "Session not found",
 		"The sandbox has no session with this id.")
 	SessionLost = define(API, "session_lost", http.StatusGone, "Session has ended",

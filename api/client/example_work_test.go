@@ -30,6 +30,7 @@ func serveWork(mux *http.ServeMux, respond func(pattern string, status int, body
 	}
 	respond("POST /api/v1/sandbox/shop/sessions", 201, `{"id":"dev","pid":41,"shell":"bash","cwd":"/srv/shop","state":"running"}`)
 	mux.HandleFunc("GET /api/v1/sandbox/shop/terminal", echoTerminal)
+	respond("POST /api/v1/sandbox/shop/archive", 200, `{"name":"shop","state":"archived","archived":{"backup_id":"b4n8r2t6w9xz","size_bytes":247463936}}`)
 	respond("POST /api/v1/sandbox/shop/process", 201, `{"id":"p-k3f9x2m7","name":"web","pid":42,"state":"running","restart":"on_wake"}`)
 	respond("POST /api/v1/sandbox/shop/process/web/wait", 200,
 		`{"process":{"id":"p-k3f9x2m7","name":"web","pid":42,"state":"running"},"line":"ready on port 5173","match":["port 5173","5173"],"waited_ms":812.4}`)
@@ -249,6 +250,20 @@ func ExampleClient_CreateBackup() {
 	// upload 9120 of 20201
 	// b4n8r2t6w9xz sent 1258291 of 247463936 bytes
 	// shop running
+}
+
+func ExampleClient_Archive() {
+	node := startNode()
+	defer node.Close()
+	c := connect(node)
+	defer c.Close()
+
+	sb, err := c.Archive(context.Background(), "shop", false, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(sb.Name, sb.State, "with", sb.Archived.SizeBytes, "bytes in the object store")
+	// Output: shop archived with 247463936 bytes in the object store
 }
 
 func ExampleClient_RunCode() {

@@ -82,6 +82,17 @@ func (c *Client) ForceStop(ctx context.Context, idOrName string) (types.Sandbox,
 	return c.transition(ctx, idOrName, "stop", url.Values{"force": {"true"}}, nil)
 }
 
+// Archive moves the disk of a sandbox to the node's object store, and returns the sandbox. Without
+// force it fails while requests, commands or transfers are in progress. If progress is not nil, it is
+// called with the progress that the node reports. If ctx ends first, the archival continues.
+func (c *Client) Archive(ctx context.Context, idOrName string, force bool, progress func(types.BackupProgress)) (types.Sandbox, error) {
+	r := request{method: http.MethodPost, path: sandboxPath(idOrName, "archive"), body: types.ArchiveSandboxRequest{Stream: progress != nil}}
+	if force {
+		r.query = url.Values{"force": {"true"}}
+	}
+	return fetchProgress[types.Sandbox](ctx, c, r, progress)
+}
+
 // Hold keeps the sandbox from sleeping when it is idle, for a duration; 0 ends a hold.
 func (c *Client) Hold(ctx context.Context, idOrName string, d time.Duration) (types.Sandbox, error) {
 	return c.transition(ctx, idOrName, "hold", nil, types.HoldRequest{Duration: types.Duration(d)})

@@ -9,9 +9,9 @@ type Event struct {
 	Time       time.Time      `json:"time" doc:"When it happened"`
 	Sandbox    string         `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
 	Kind       WakeKind       `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
-	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted, restored, forked, backed_up and memory_reclaimed: how long it took, in milliseconds"`
+	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted, restored, forked, backed_up, archived, retrieved and memory_reclaimed: how long it took, in milliseconds"`
 	Cause      Cause          `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
-	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started; of snapshot_deleted and backup_deleted: requested, or retention if max_age or keep_last deleted it"`
+	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped, archived and destroyed: why; of woke: recovered if the node finished the wake when it started; of snapshot_deleted and backup_deleted: requested, or retention if max_age or keep_last deleted it"`
 	Error      string         `json:"error,omitempty" doc:"Description of what went wrong, for people"`
 	Detail     string         `json:"detail,omitempty" doc:"For stopped with the reason memory_pressure, disk_limit or disk_pressure: the measurement as human-readable text" example:"1.1 GiB of 24 GiB of memory were available, 5% are required"`
 	Port       uint16         `json:"port,omitempty" doc:"Of port_exposed, port_unexposed, port_opened and port_closed: the port"`
@@ -19,12 +19,12 @@ type Event struct {
 	Process    *Process       `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
 	Progress   string         `json:"progress,omitempty" doc:"Of image_pull_progress: a line for people"`
 	Snapshot   string         `json:"snapshot,omitempty" doc:"Of snapshotted, snapshot_deleted, and restored from a snapshot: id of the snapshot; of created: of the snapshot that the sandbox began with" example:"s7k2m9x4q3bz"`
-	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted, restored, forked and snapshot_deleted: disk space that the snapshot adds to its base; missing if it has not been measured; of backed_up and backup_deleted: size of the backup's files" example:"247463936"`
+	Bytes      int64          `json:"bytes,omitempty" doc:"Of snapshotted, restored, forked and snapshot_deleted: disk space that the snapshot adds to its base; missing if it has not been measured; of backed_up, archived, retrieved and backup_deleted: size of the backup's files" example:"247463936"`
 	Forks      int            `json:"forks,omitempty" doc:"Of forked: how many sandboxes were created" example:"2"`
 	Until      time.Time      `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
 
-	Backup      string `json:"backup,omitempty" doc:"Of backed_up, backup_deleted, and restored from a backup: id of the backup" example:"b4n8r2t6w9xz"`
-	StoredBytes int64  `json:"stored_bytes,omitempty" doc:"Of backed_up: how many bytes were sent to the object store" example:"1258291"`
+	Backup      string `json:"backup,omitempty" doc:"Of backed_up, archived, retrieved, backup_deleted, and restored from a backup: id of the backup" example:"b4n8r2t6w9xz"`
+	StoredBytes int64  `json:"stored_bytes,omitempty" doc:"Of backed_up and archived: how many bytes were sent to the object store" example:"1258291"`
 
 	Disk      *DiskUsage `json:"disk,omitempty" doc:"For stopped with the reason disk_limit or disk_pressure: the disk usage of the sandbox; missing if it could not be measured. Counting stops at the limit"`
 	DiskLimit *DiskUsage `json:"disk_limit,omitempty" doc:"For stopped with the reason disk_limit or disk_pressure: the limit that applied"`
@@ -61,6 +61,8 @@ const (
 	EventTypeBackedUp          EventType = "backed_up"
 	EventTypeBackupFailed      EventType = "backup_failed"
 	EventTypeBackupDeleted     EventType = "backup_deleted" // a backup of it
+	EventTypeArchived          EventType = "archived"       // its disk was moved to the object store
+	EventTypeRetrieved         EventType = "retrieved"      // its disk was downloaded from the object store
 	EventTypeDestroyed         EventType = "destroyed"
 )
 
@@ -71,7 +73,7 @@ func (EventType) Values() []EventType {
 		EventTypeProcessStarted, EventTypeProcessExited, EventTypePortExposed, EventTypePortUnexposed, EventTypePortOpened, EventTypePortClosed,
 		EventTypeUpdated, EventTypeAdopted,
 		EventTypeDiskLost, EventTypeSnapshotted, EventTypeRestored, EventTypeForked, EventTypeSnapshotDeleted,
-		EventTypeBackedUp, EventTypeBackupFailed, EventTypeBackupDeleted, EventTypeDestroyed,
+		EventTypeBackedUp, EventTypeBackupFailed, EventTypeBackupDeleted, EventTypeArchived, EventTypeRetrieved, EventTypeDestroyed,
 	}
 }
 

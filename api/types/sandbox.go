@@ -11,13 +11,15 @@ type Sandbox struct {
 	ImageRef     string            `json:"image_ref" doc:"Full reference of the image"`
 	Snapshot     string            `json:"snapshot,omitempty" doc:"Id of the snapshot as which its disk began; missing if it began as the image" example:"s7k2m9x4q3bz"`
 	Size         string            `json:"size" doc:"Name of the sandbox's size" example:"basic"`
-	State        State             `json:"state" doc:"Whether the sandbox is starting, running, asleep, stopped or destroyed"`
+	State        State             `json:"state" doc:"Whether the sandbox is starting, running, asleep, stopped, archived or destroyed"`
 	StateSince   time.Time         `json:"state_since" doc:"When the sandbox entered its state"`
 	StateReason  StateReason       `json:"state_reason,omitempty" doc:"Why the sandbox entered its state; missing if it was created or woken"`
 	Env          map[string]string `json:"env,omitempty" doc:"Environment of all its commands and processes, beyond the image's; missing in lists. PATCH …/env changes it"`
 	Labels       map[string]string `json:"labels" doc:"The owner's labels"`
 	SleepAfter   Duration          `json:"sleep_after" doc:"Idle time after which the sandbox goes to sleep; 0s: never by itself"`
 	StopAfter    Duration          `json:"stop_after" doc:"Time asleep after which the sandbox is stopped; 0s: never by itself"`
+	ArchiveAfter Duration          `json:"archive_after" doc:"Time stopped after which the sandbox is archived, if the node has an object store; 0s: never by itself"`
+	Archived     *ArchivedDisk     `json:"archived,omitempty" doc:"Where the disk of an archived sandbox is; missing in other states"`
 	Persist      Persist           `json:"persist" doc:"State that a sleep keeps: memory (and disk), disk, or none"`
 	TTL          Duration          `json:"ttl" doc:"Lifetime since the creation or the last change of ttl; 0s: unlimited"`
 	ExpiresAt    time.Time         `json:"expires_at,omitzero" doc:"When the sandbox is destroyed with its files; missing without a ttl"`
@@ -38,12 +40,13 @@ const (
 	StateRunning   State = "running"   // has CPU
 	StateAsleep    State = "asleep"    // memory kept, no CPU
 	StateStopped   State = "stopped"   // disk kept, no memory
+	StateArchived  State = "archived"  // disk in the object store, nothing on the node
 	StateDestroyed State = "destroyed" // being removed
 )
 
 // Values returns all states.
 func (State) Values() []State {
-	return []State{StateStarting, StateRunning, StateAsleep, StateStopped, StateDestroyed}
+	return []State{StateStarting, StateRunning, StateAsleep, StateStopped, StateArchived, StateDestroyed}
 }
 
 // StateReason is why a sandbox changed its state.
@@ -69,6 +72,8 @@ const (
 	StateReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
 	StateReasonDiskLimit         StateReason = "disk_limit"         // killed because it exceeded its disk limit
 	StateReasonDiskPressure      StateReason = "disk_pressure"      // killed because the node's disk was nearly full and this sandbox's disk grew the most
+	StateReasonArchiveAfter      StateReason = "archive_after"      // archive_after passed
+	StateReasonRetrieved         StateReason = "retrieved"          // stopped: its disk was downloaded from the object store
 	StateReasonRetention         StateReason = "retention"          // of a snapshot: deleted by max_age or keep_last
 )
 
@@ -78,7 +83,7 @@ func (StateReason) Values() []StateReason {
 		StateReasonIdle, StateReasonStopAfter, StateReasonRequested, StateReasonForced, StateReasonTTLExpired, StateReasonNodeShutdown,
 		StateReasonRecovered, StateReasonContainerExited, StateReasonContainerLost, StateReasonGuestUnresponsive,
 		StateReasonRecoveryFailed, StateReasonStopFailed, StateReasonCreateFailed, StateReasonAdopted, StateReasonRestored, StateReasonSlept,
-		StateReasonMemoryPressure, StateReasonDiskLimit, StateReasonDiskPressure, StateReasonRetention,
+		StateReasonMemoryPressure, StateReasonDiskLimit, StateReasonDiskPressure, StateReasonArchiveAfter, StateReasonRetrieved, StateReasonRetention,
 	}
 }
 
@@ -125,6 +130,12 @@ func (ConditionCode) Values() []ConditionCode {
 	}
 }
 
+// ArchivedDisk is the disk of an archived sandbox.
+type ArchivedDisk struct {
+	BackupID  string `json:"backup_id" doc:"Id of the backup that has the disk" example:"b4n8r2t6w9xz"`
+	SizeBytes int64  `json:"size_bytes" doc:"Size of the files that the next use of the sandbox downloads" example:"247463936"`
+}
+
 // Usage is the resources that a sandbox uses.
 type Usage struct {
 	CPUSeconds  float64 `json:"cpu_seconds" doc:"CPU time of all its processes since the host booted; can restart at 0"`
@@ -147,27 +158,34 @@ type SandboxList struct {
 
 // CreateSandboxRequest creates a sandbox, or finds it by its name.
 type CreateSandboxRequest struct {
-	Name       string            `json:"name,omitempty" doc:"1 to 63 of a-z, 0-9 and hyphens; generated if missing" example:"shop"`
-	Image      string            `json:"image,omitempty" doc:"Short name of an image of the node, or a reference that the node allows; default: the node's" example:"base"`
-	Size       string            `json:"size,omitempty" doc:"Size of the sandbox, one of the node's; default: the node's" example:"basic"`
-	Env        map[string]string `json:"env,omitempty" doc:"Environment of all commands and processes in the sandbox"`
-	Labels     map[string]string `json:"labels,omitempty" doc:"Labels for finding the sandbox"`
-	SleepAfter *Duration         `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never; default: the node's"`
-	StopAfter  *Duration         `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never; default: the node's"`
-	Persist    Persist           `json:"persist,omitempty" doc:"State that a sleep keeps. memory: memory and disk, which is the default; disk: the disk, it stops; none: nothing, each stop ends its disk" example:"disk"`
-	TTL        *Duration         `json:"ttl,omitempty" doc:"Time after which the sandbox is destroyed with its files, even if it is in use; 0s: never, which is the default" example:"24h"`
-	Snapshot   string            `json:"snapshot,omitempty" maxLength:"63" doc:"Id or name of a snapshot, whose disk the sandbox begins with, and whose size, environment, times, persist and declared processes it gets where the request has none; excludes image" example:"before-upgrade"`
-	Warm       []Language        `json:"warm,omitempty" nullable:"false" maxItems:"3" doc:"Languages for which an interpreter starts with the sandbox, so that the first code of a context does not wait for it; each takes memory"`
+	Name         string            `json:"name,omitempty" doc:"1 to 63 of a-z, 0-9 and hyphens; generated if missing" example:"shop"`
+	Image        string            `json:"image,omitempty" doc:"Short name of an image of the node, or a reference that the node allows; default: the node's" example:"base"`
+	Size         string            `json:"size,omitempty" doc:"Size of the sandbox, one of the node's; default: the node's" example:"basic"`
+	Env          map[string]string `json:"env,omitempty" doc:"Environment of all commands and processes in the sandbox"`
+	Labels       map[string]string `json:"labels,omitempty" doc:"Labels for finding the sandbox"`
+	SleepAfter   *Duration         `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never; default: the node's"`
+	StopAfter    *Duration         `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never; default: the node's"`
+	ArchiveAfter *Duration         `json:"archive_after,omitempty" doc:"Time stopped after which the sandbox is archived, if the node has an object store; 0s: never; default: the node's"`
+	Persist      Persist           `json:"persist,omitempty" doc:"State that a sleep keeps. memory: memory and disk, which is the default; disk: the disk, it stops; none: nothing, each stop ends its disk" example:"disk"`
+	TTL          *Duration         `json:"ttl,omitempty" doc:"Time after which the sandbox is destroyed with its files, even if it is in use; 0s: never, which is the default" example:"24h"`
+	Snapshot     string            `json:"snapshot,omitempty" maxLength:"63" doc:"Id or name of a snapshot, whose disk the sandbox begins with, and whose size, environment, times, persist and declared processes it gets where the request has none; excludes image" example:"before-upgrade"`
+	Warm         []Language        `json:"warm,omitempty" nullable:"false" maxItems:"3" doc:"Languages for which an interpreter starts with the sandbox, so that the first code of a context does not wait for it; each takes memory"`
 }
 
 // UpdateSandboxRequest changes a sandbox. Missing fields stay as they are.
 type UpdateSandboxRequest struct {
-	Name       *string            `json:"name,omitempty" nullable:"false" doc:"New name, 1 to 63 of a-z, 0-9 and hyphens"`
-	Labels     *map[string]string `json:"labels,omitempty" doc:"Replaces all labels"`
-	SleepAfter *Duration          `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never"`
-	StopAfter  *Duration          `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never"`
-	Persist    *Persist           `json:"persist,omitempty" doc:"State that a sleep keeps, from the next one on: memory (and disk), disk, or none" example:"disk"`
-	TTL        *Duration          `json:"ttl,omitempty" doc:"Time from now after which the sandbox is destroyed; 0s: never"`
+	Name         *string            `json:"name,omitempty" nullable:"false" doc:"New name, 1 to 63 of a-z, 0-9 and hyphens"`
+	Labels       *map[string]string `json:"labels,omitempty" doc:"Replaces all labels"`
+	SleepAfter   *Duration          `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never"`
+	StopAfter    *Duration          `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never"`
+	ArchiveAfter *Duration          `json:"archive_after,omitempty" doc:"Time stopped after which the sandbox is archived, if the node has an object store; 0s: never"`
+	Persist      *Persist           `json:"persist,omitempty" doc:"State that a sleep keeps, from the next one on: memory (and disk), disk, or none" example:"disk"`
+	TTL          *Duration          `json:"ttl,omitempty" doc:"Time from now after which the sandbox is destroyed; 0s: never"`
+}
+
+// ArchiveSandboxRequest archives a sandbox.
+type ArchiveSandboxRequest struct {
+	Stream bool `json:"stream,omitempty" doc:"Respond with server-sent events while the sandbox is archived"`
 }
 
 // HoldRequest keeps a sandbox from sleeping by itself.

@@ -54,6 +54,7 @@ used unchanged. Without a name the node generates one.`,
 	f.StringArrayVarP(&labels, "label", "l", nil, "label KEY=VALUE; may be repeated")
 	f.Var(optionalDuration{&req.SleepAfter}, "sleep-after", "time without use after which it falls asleep; 0s for never")
 	f.Var(optionalDuration{&req.StopAfter}, "stop-after", "time asleep after which it is stopped; 0s for never")
+	f.Var(optionalDuration{&req.ArchiveAfter}, "archive-after", "time stopped after which its disk is moved to the object store; 0s for never")
 	persistFlag(cmd, (*string)(&req.Persist), "state that a sleep keeps: memory (and the disk), disk (it stops), or none (each stop ends its disk); default memory")
 	f.Var(optionalDuration{&req.TTL}, "ttl", "time after which it is destroyed with its files, in use or not; 0s for never")
 	f.StringSliceVar(&warm, "warm", nil, "languages for which an interpreter starts with it, so that the first doze code does not wait: python, javascript, typescript")

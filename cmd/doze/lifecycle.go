@@ -26,6 +26,29 @@ func (a *app) stopCommand() *cobra.Command {
 		"also end requests and commands in progress", (*client.Client).Stop, (*client.Client).ForceStop)
 }
 
+func (a *app) archiveCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "archive SANDBOX...",
+		Short: "Move the disks of sandboxes to the object store",
+		Long: `Stop sandboxes, move their disks to the object store, and free the space on the node. The
+next use of a sandbox downloads its disk and starts it. The operator configures the object
+store with the block backups in the Caddyfile. The upload continues if this command is
+interrupted.`,
+		Example:           "  doze archive shop\n  doze archive $(doze ls -q --state stopped)",
+		Args:              wants(1, -1),
+		ValidArgsFunction: a.complete(sandboxNames),
+		RunE: a.forEach(func(ctx context.Context, node *client.Client, sandbox string) error {
+			show, clear := a.backupLine()
+			sb, err := node.Archive(ctx, sandbox, force, show)
+			clear()
+			return a.printState(sb, err)
+		}),
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "also end requests and commands in progress")
+	return cmd
+}
+
 // mover changes the state of a sandbox.
 type mover func(*client.Client, context.Context, string) (types.Sandbox, error)
 

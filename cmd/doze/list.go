@@ -43,7 +43,7 @@ func (a *app) listCommand() *cobra.Command {
 }
 
 // states that a sandbox in a list may have.
-var states = []types.State{types.StateStarting, types.StateRunning, types.StateAsleep, types.StateStopped}
+var states = []types.State{types.StateStarting, types.StateRunning, types.StateAsleep, types.StateStopped, types.StateArchived}
 
 func (a *app) printSandboxes(sandboxes []types.Sandbox) error {
 	heads := []any{"NAME", "STATE", "SINCE", "IMAGE", "SIZE", "PORTS", "ACTIVE", "CREATED"}
@@ -92,6 +92,12 @@ func (a *app) printSandbox(sb types.Sandbox) error {
 	t.row("last active", moment(sb.LastActiveAt))
 	t.row("sleeps after", span(time.Duration(sb.SleepAfter)))
 	t.row("stops after", span(time.Duration(sb.StopAfter)))
+	if sb.ArchiveAfter > 0 {
+		t.row("archives after", span(time.Duration(sb.ArchiveAfter)))
+	}
+	if disk := sb.Archived; disk != nil {
+		t.row("archive", fmt.Sprintf("backup %s, %s", disk.BackupID, size(disk.SizeBytes)))
+	}
 	if sb.Persist != types.PersistMemory {
 		t.row("persists", string(sb.Persist))
 	}

@@ -116,7 +116,7 @@ func (a *app) complain(err error) {
 	case distrusted:
 		fmt.Fprintln(a.err, "  DOZE_CA or --ca names the file with the CA of the node's certificate; on the node's machine `doze env` prints it")
 	case problem.Has(err, problem.SandboxBusy):
-		fmt.Fprintln(a.err, "  use --force: sleep pauses requests and commands in progress, stop ends them")
+		fmt.Fprintln(a.err, "  use --force: sleep pauses requests and commands in progress, stop, archive and restore end them")
 	case unreachable:
 		fmt.Fprintln(a.err, "  is the node running? `make up` or `doze run` starts one, `doze doctor` checks its requirements")
 	}

@@ -54,6 +54,8 @@ func TestTables(t *testing.T) {
 		{Type: "backup_failed", Time: at, Error: "object store: connection refused"},
 		{Type: "backup_deleted", Time: at, Backup: "b4n8r2t6w9xz", Reason: "retention", Bytes: 236 << 20},
 		{Type: "restored", Time: at, Backup: "b4n8r2t6w9xz", DurationMS: 310, Bytes: 236 << 20},
+		{Type: "archived", Time: at, Reason: "archive_after", Backup: "b4n8r2t6w9xz", DurationMS: 4182, Bytes: 236 << 20, StoredBytes: 1258291},
+		{Type: "retrieved", Time: at, Backup: "b4n8r2t6w9xz", DurationMS: 2310, Bytes: 236 << 20},
 	}
 
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -65,7 +65,7 @@ DOZE_TOKEN and DOZE_CA, or else in the folder of the node on this machine (DOZE_
 			root.AddCommand(cmd)
 		}
 	}
-	add(groupSandboxes, a.createCommand(), a.listCommand(), a.showCommand(), a.sleepCommand(), a.wakeCommand(), a.stopCommand(),
+	add(groupSandboxes, a.createCommand(), a.listCommand(), a.showCommand(), a.sleepCommand(), a.wakeCommand(), a.stopCommand(), a.archiveCommand(),
 		a.holdCommand(), a.updateCommand(), a.removeCommand(), a.adoptCommand(), a.eventsCommand(), a.topCommand())
 	add(groupSandboxes, a.snapshotCommand(), a.restoreCommand(), a.forkCommand(), a.backupCommand(), a.historyCommand())
 	add(groupSandbox, a.execCommand(), a.shellCommand(), a.sessionCommand(), a.codeCommand(), a.contextCommand(), a.copyCommand(), a.filesCommand(), a.watchCommand(), a.psCommand(), a.waitCommand(), a.portsCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())

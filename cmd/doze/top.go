@@ -120,7 +120,7 @@ func (t *top) poll(ctx context.Context) (reading, error) {
 // rank puts what uses most above.
 func rank(state types.State) int {
 	// The index of unknown states is -1: they rank last.
-	order := []types.State{types.StateStopped, types.StateAsleep, types.StateStarting, types.StateRunning}
+	order := []types.State{types.StateArchived, types.StateStopped, types.StateAsleep, types.StateStarting, types.StateRunning}
 	return -slices.Index(order, state)
 }
 

@@ -57,6 +57,7 @@ processes that start later have the new one.`,
 	f.StringArrayVar(&unset, "unset", nil, "environment variable to remove; may be repeated")
 	f.Var(optionalDuration{&req.SleepAfter}, "sleep-after", "time without use after which it falls asleep; 0s for never")
 	f.Var(optionalDuration{&req.StopAfter}, "stop-after", "time asleep after which it is stopped; 0s for never")
+	f.Var(optionalDuration{&req.ArchiveAfter}, "archive-after", "time stopped after which its disk is moved to the object store; 0s for never")
 	persistFlag(cmd, &persist, "state that a sleep keeps, from the next one on: memory, disk or none")
 	f.Var(optionalDuration{&req.TTL}, "ttl", "time from now after which it is destroyed with its files; 0s for never")
 	return cmd

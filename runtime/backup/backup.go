@@ -159,7 +159,7 @@ func report(progress func(sandbox.BackupProgress), phase sandbox.BackupPhase) fu
 }
 
 // Restore implements sandbox.Backups.
-func (c *Client) Restore(ctx context.Context, b sandbox.Backup, id sandbox.ID, snapshot sandbox.SnapshotID, anyImage bool, progress func(sandbox.BackupProgress)) (sandbox.DiskUsage, error) {
+func (c *Client) Restore(ctx context.Context, b sandbox.Backup, snapshot sandbox.SnapshotID, anyImage bool, progress func(sandbox.BackupProgress)) (sandbox.DiskUsage, error) {
 	image := disk.Image{Layers: b.Layers, Name: b.Origin.ImageRef, OtherLayers: anyImage}
 	mismatch := func(err error) error {
 		if errors.Is(err, disk.ErrNoImage) {
@@ -176,7 +176,7 @@ func (c *Client) Restore(ctx context.Context, b sandbox.Backup, id sandbox.ID, s
 	}
 	result, err := c.run(ctx, c.transfers, wire.Request{Operation: wire.Restore, IDs: []string{string(b.ID)}, Target: target}, report(progress, sandbox.BackupDownload))
 	if err == nil {
-		err = mismatch(c.cfg.Disks.Adopt(ctx, snapshot, id, image))
+		err = mismatch(c.cfg.Disks.Adopt(ctx, snapshot, image))
 	}
 	if err != nil {
 		return sandbox.DiskUsage{}, fmt.Errorf("restore backup %s: %w", b.ID, err)

@@ -99,9 +99,8 @@ func (r *rig) backUp(id sandbox.ID) (sandbox.Backup, sandbox.SnapshotID) {
 // restore returns a new container with the disk of a backup.
 func (r *rig) restore(b sandbox.Backup) sandbox.ID {
 	r.Helper()
-	any := r.node.Create(r, disktest.BaseImage)
 	s := r.snapshotID()
-	_, err := r.Restore(r.ctx, b, any, s, false, ignore)
+	_, err := r.Restore(r.ctx, b, s, false, ignore)
 	testkit.NoError(r, "restore", err)
 	return r.node.Create(r, sandbox.SnapshotRef(s))
 }
@@ -298,7 +297,7 @@ func TestFailuresOfTheObjectStoreAreNamed(t *testing.T) {
 		wantFailure(t, "list, "+name, err, c.want)
 		_, err = client.Create(r.ctx, record(id), s, ignore)
 		wantFailure(t, "create, "+name, err, c.want)
-		_, err = client.Restore(r.ctx, good, id, r.snapshotID(), false, ignore)
+		_, err = client.Restore(r.ctx, good, r.snapshotID(), false, ignore)
 		wantFailure(t, "restore, "+name, err, c.want)
 		wantFailure(t, "delete, "+name, client.Delete(r.ctx, []sandbox.BackupID{good.ID}), c.want)
 	}
@@ -390,7 +389,7 @@ func TestDamageIsFound(t *testing.T) {
 				}
 				cfg := r.cfg
 				cfg.Folder = t.TempDir()
-				_, err := clientOf(t, cfg).Restore(r.ctx, b, id, r.snapshotID(), false, ignore)
+				_, err := clientOf(t, cfg).Restore(r.ctx, b, r.snapshotID(), false, ignore)
 				wantFailure(t, "restore", err, sandbox.ObjectStoreDamaged)
 			})
 		}

@@ -47,9 +47,9 @@ type Image struct {
 }
 
 // Adopt converts the folder from Staging to a snapshot that is based on the image. It returns ErrNoImage if there is
-// none. The files have the user ids of the container of id. The snapshot is durable when Adopt returns.
-func (c *Client) Adopt(ctx context.Context, snapshot sandbox.SnapshotID, id sandbox.ID, image Image) error {
-	_, err := c.callHelper(ctx, "Adopt", id, wire.Request{Snapshot: string(snapshot), Image: image.Layers, ImageName: image.Name, OtherLayers: image.OtherLayers})
+// none. The snapshot is durable when Adopt returns.
+func (c *Client) Adopt(ctx context.Context, snapshot sandbox.SnapshotID, image Image) error {
+	_, err := c.callHelper(ctx, "Adopt", "", wire.Request{Snapshot: string(snapshot), Image: image.Layers, ImageName: image.Name, OtherLayers: image.OtherLayers})
 	return err
 }
 

@@ -57,10 +57,11 @@ const (
 	// oomScore makes the kernel end a sandbox rather than the node when the whole
 	// machine runs out of memory. The guest's commands have a higher one.
 	oomScore = 100
-	// mappedIDs of the sandbox are the sub-ids 1 to 65535 of the node's user. Its root is
-	// therefore not that user: a process that escapes owns no file of the node.
-	mappedIDs = 65535
 )
+
+// MappedIDs are the user and group ids of sandboxes: the sub-ids 1 to 65535 of the node's user. The root of a sandbox is
+// therefore not that user, and a process that escapes owns no file of the node.
+var MappedIDs = idtools.IDMap{ContainerID: 0, HostID: 1, Size: 65535}
 
 // ContainerName returns Podman's name of a sandbox's container. It is unique on the machine,
 // because ids are.
@@ -106,7 +107,7 @@ func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen
 	for _, namespace := range []*specgen.Namespace{&s.UserNS, &s.PidNS, &s.IpcNS, &s.UtsNS, &s.CgroupNS} {
 		namespace.NSMode = specgen.Private
 	}
-	ids := []idtools.IDMap{{ContainerID: 0, HostID: 1, Size: mappedIDs}}
+	ids := []idtools.IDMap{MappedIDs}
 	s.IDMappings = &storage.IDMappingOptions{UIDMap: ids, GIDMap: ids}
 
 	s.NetNS = specgen.Namespace{NSMode: specgen.NoNetwork}

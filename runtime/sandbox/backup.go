@@ -56,12 +56,11 @@ type Backups interface {
 	// called a few times per second, never concurrently. The caller must prevent the deletion of the
 	// snapshot until Create returns.
 	Create(ctx context.Context, b Backup, snapshot SnapshotID, progress func(BackupProgress)) (Backup, error)
-	// Restore creates a snapshot from a backup. The snapshot is durable when Restore returns. id is a
-	// sandbox; without a container of it, Restore returns ErrNoContainer (wrapped). The snapshot is based on the image of the backup. If the node does
+	// Restore creates a snapshot from a backup. The snapshot is durable when Restore returns. The snapshot is based on the image of the backup. If the node does
 	// not have that image, Restore uses the image that has its name now if anyImage is true, and returns
 	// *ImageMismatchError otherwise. If the disk is full, Restore returns ErrStoreFull (wrapped). After an
 	// error, Disks.Delete removes the incomplete snapshot.
-	Restore(ctx context.Context, b Backup, id ID, snapshot SnapshotID, anyImage bool, progress func(BackupProgress)) (DiskUsage, error)
+	Restore(ctx context.Context, b Backup, snapshot SnapshotID, anyImage bool, progress func(BackupProgress)) (DiskUsage, error)
 	// List returns the backups of an owner, in any order.
 	List(ctx context.Context, owner string) ([]Backup, error)
 	// Delete deletes backups and ignores unknown ids. Maintenance removes content that no other backup has.
@@ -103,6 +102,8 @@ var (
 	ErrNoObjectStore = errors.New("the node has no object store for backups")
 	// ErrBackupNotFound means that no backup of the owner has that id.
 	ErrBackupNotFound = errors.New("backup not found")
+	// ErrBackupInUse: the backup has the disk of an archived sandbox.
+	ErrBackupInUse = errors.New("backup has the disk of an archived sandbox")
 	// ErrBackupUnsupported means that a backup cannot represent the disk.
 	ErrBackupUnsupported = errors.New("disk cannot be backed up")
 	// ErrTooManyBackups means that the owner has maxBackups backups.
@@ -151,7 +152,7 @@ func (m *Manager) Backup(ctx context.Context, id ID, req BackupRequest, progress
 		defer b.backingUp.Store(false)
 		ctx, cancel := context.WithTimeout(ctx, backupTimeout)
 		defer cancel()
-		if backup, err = b.backUp(ctx, progress); err != nil {
+		if backup, _, err = b.backUp(ctx, progress); err != nil {
 			b.emit(Event{Type: EventBackupFailed, Error: err.Error()})
 			return err
 		}
@@ -166,35 +167,40 @@ func (m *Manager) Backup(ctx context.Context, id ID, req BackupRequest, progress
 }
 
 // backUp stores the disk in the object store, from a temporary snapshot if the disk has changes.
-func (b *liveSandbox) backUp(ctx context.Context, progress func(BackupProgress)) (Backup, error) {
+func (b *liveSandbox) backUp(ctx context.Context, progress func(BackupProgress)) (Backup, SnapshotID, error) {
 	m := b.m
 	owner := b.view.Load().Owner
 	list, err := m.deps.Backups.List(ctx, owner) // before the copy, to detect a failing object store early
 	if err != nil {
-		return Backup{}, err
+		return Backup{}, "", err
 	}
 	if len(list) >= maxBackups {
-		return Backup{}, fmt.Errorf("%w (%d)", ErrTooManyBackups, maxBackups)
+		return Backup{}, "", fmt.Errorf("%w (%d)", ErrTooManyBackups, maxBackups)
+	}
+	if err := b.retrieve(ctx); err != nil {
+		return Backup{}, "", err
 	}
 	backup := Backup{ID: BackupID(NewID()), Owner: owner, Sandbox: b.id, CreatedAt: time.Now().UTC()}
 	if base, ok := b.pinBase(); ok {
 		defer m.unpinSnapshot(base)
 		sb := b.sandbox()
 		backup.Origin = sb.template()
-		return m.deps.Backups.Create(ctx, backup, base, progress)
+		backup, err = m.deps.Backups.Create(ctx, backup, base, progress)
+		return backup, base, err
 	}
 	progress(BackupProgress{Phase: BackupSnapshot})
 	s, err := b.snapshot(ctx, SnapshotRequest{temporary: true})
 	if err != nil {
-		return Backup{}, err
+		return Backup{}, "", err
 	}
 	defer m.deleteTemporary(ctx, s)
 	if s, err = m.pinSnapshot(owner, string(s.ID)); err != nil {
-		return Backup{}, err
+		return Backup{}, "", err
 	}
 	defer m.unpinSnapshot(s.ID)
 	backup.Frozen, backup.Origin = s.Frozen, s.Origin
-	return m.deps.Backups.Create(ctx, backup, s.ID, progress)
+	backup, err = m.deps.Backups.Create(ctx, backup, s.ID, progress)
+	return backup, s.ID, err
 }
 
 // pinBase pins the snapshot that a stopped sandbox is based on, if the disk has no changes since that snapshot.
@@ -245,7 +251,7 @@ func (m *Manager) pruneBackups(ctx context.Context, b *liveSandbox, last BackupI
 	}
 	list, err := m.Backups(ctx, b.view.Load().Owner, b.id)
 	if err == nil {
-		list = slices.DeleteFunc(list, func(b Backup) bool { return b.ID == last })
+		list = slices.DeleteFunc(list, func(b Backup) bool { return b.ID == last || m.archives(b.ID) })
 		err = m.deleteBackups(ctx, list[min(keep-1, len(list)):], ReasonRetention)
 	}
 	if err != nil {
@@ -285,6 +291,9 @@ func (m *Manager) DeleteBackup(ctx context.Context, owner string, id BackupID) e
 	b, err := m.backup(ctx, owner, id)
 	if err != nil {
 		return err
+	}
+	if m.archives(id) {
+		return fmt.Errorf("backup %s: %w", id, ErrBackupInUse)
 	}
 	return m.deleteBackups(ctx, []Backup{b}, ReasonRequested)
 }
@@ -340,11 +349,14 @@ func (m *Manager) RestoreBackup(ctx context.Context, id ID, req RestoreBackupReq
 			if err != nil {
 				return err
 			}
-			defer m.deleteTemporary(ctx, s) // the sandbox keeps its files
 			if err := b.checkIdle(ctx, req.Force); err != nil {
+				m.deleteTemporary(ctx, s)
 				return err
 			}
 			ran, err := b.restore(ctx, s.ID, req.Force, Event{Backup: backup.ID})
+			if err == nil || b.undone(ctx) {
+				m.deleteTemporary(ctx, s) // the sandbox keeps its files
+			}
 			if err == nil && ran {
 				_, err = m.Wake(ctx, id)
 			}
@@ -386,7 +398,7 @@ func (b *liveSandbox) download(ctx context.Context, backup Backup, anyImage bool
 		}
 		progress(p)
 	}
-	s.Usage, err = b.m.deps.Backups.Restore(filling, backup, b.id, s.ID, anyImage, checked)
+	s.Usage, err = b.m.deps.Backups.Restore(filling, backup, s.ID, anyImage, checked)
 	if full := context.Cause(filling); err != nil && ctx.Err() == nil && full != nil {
 		err = full
 	}
@@ -398,7 +410,7 @@ func (b *liveSandbox) download(ctx context.Context, backup Backup, anyImage bool
 		}
 	}
 	b.m.dropSnapshot(ctx, s)
-	if errors.Is(err, ErrNoContainer) && b.isGone() {
+	if b.isGone() {
 		return Snapshot{}, fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
 	return Snapshot{}, fullDisk(err)

@@ -24,6 +24,9 @@ type Config struct {
 	// SleepAfter is how long a sandbox is idle before it sleeps, StopAfter how
 	// long it is asleep before it is stopped, unless it was created with others.
 	SleepAfter, StopAfter time.Duration
+	// ArchiveAfter is how long a sandbox is stopped before its disk is moved to the object store, unless it was
+	// created with another; 0: never.
+	ArchiveAfter time.Duration
 	// IdleCPU is the share of one core, averaged over a quarter of SleepAfter,
 	// above which a sandbox counts as used without any request.
 	IdleCPU float64
@@ -165,6 +168,7 @@ func (c Config) Validate() error {
 	return cmp.Or(
 		validateIdle("sleep_after", Duration(c.SleepAfter)),
 		validateIdle("stop_after", Duration(c.StopAfter)),
+		validateIdle("archive_after", Duration(c.ArchiveAfter)),
 		validateIdle("reclaim_after", Duration(c.ReclaimAfter)),
 		validateShare("memory_reserve", c.MemoryReserve),
 		validateShare("memory_stall", c.MemoryStall),

@@ -23,6 +23,8 @@ type CreateRequest struct {
 	Labels map[string]string
 	// SleepAfter and StopAfter: nil means the node's default, 0 never.
 	SleepAfter, StopAfter *Duration
+	// ArchiveAfter: nil means the node's default, 0 never.
+	ArchiveAfter *Duration
 	// TTL is how long the sandbox lives before it is destroyed; nil or 0: no limit.
 	TTL     *Duration
 	Persist Persist // empty: memory
@@ -101,6 +103,7 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 		Warm:         slices.Clone(req.Warm),
 		SleepAfter:   Duration(cfg.SleepAfter),
 		StopAfter:    Duration(cfg.StopAfter),
+		ArchiveAfter: Duration(cfg.ArchiveAfter),
 		Persist:      cmp.Or(req.Persist, PersistMemory),
 		CreatedAt:    now,
 		LastActiveAt: now,
@@ -109,7 +112,7 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 	if sb.Name == "" {
 		sb.Name = "sandbox-" + string(sb.ID)
 	}
-	Patch{SleepAfter: req.SleepAfter, StopAfter: req.StopAfter, TTL: req.TTL}.apply(&sb, now)
+	Patch{SleepAfter: req.SleepAfter, StopAfter: req.StopAfter, ArchiveAfter: req.ArchiveAfter, TTL: req.TTL}.apply(&sb, now)
 	if err := sb.validate(); err != nil {
 		return Sandbox{}, err
 	}
@@ -151,6 +154,7 @@ func (m *Manager) base(req *CreateRequest) (Snapshot, error) {
 	req.Env = env
 	req.Persist = cmp.Or(req.Persist, origin.Persist)
 	req.SleepAfter, req.StopAfter = cmp.Or(req.SleepAfter, &origin.SleepAfter), cmp.Or(req.StopAfter, &origin.StopAfter)
+	req.ArchiveAfter = cmp.Or(req.ArchiveAfter, &origin.ArchiveAfter)
 	if req.Warm == nil {
 		req.Warm = origin.Warm
 	}
@@ -165,6 +169,7 @@ func (sb *Sandbox) validate() error {
 		validateLabels(sb.Labels),
 		validateIdle("sleep_after", sb.SleepAfter),
 		validateIdle("stop_after", sb.StopAfter),
+		validateIdle("archive_after", sb.ArchiveAfter),
 		validatePersist(sb.Persist),
 		validateTTL(sb.TTL),
 		validateWarm(sb.Warm),

@@ -68,6 +68,9 @@ func (b *liveSandbox) destroyDue(ctx context.Context, reason StateReason, due fu
 		return b.failed(ConditionDestroyFailed, fmt.Errorf("destroy %s: %w", b.id, err))
 	}
 	b.m.remove(b)
+	if archived := b.view.Load().Archived; archived != nil && b.m.deps.Backups != nil {
+		b.m.deleteArchive(archived.ID)
+	}
 	if b.view.Load().Snapshot != "" {
 		b.m.collectSoon()
 	}
@@ -86,6 +89,9 @@ func (b *liveSandbox) interrupt() {
 	}
 	if b.endReclaim != nil {
 		b.endReclaim()
+	}
+	if b.retrieval != nil {
+		b.retrieval.end(ErrDestroyed)
 	}
 }
 

@@ -90,7 +90,7 @@ func (w *FileWatch) Close() error { return w.stream.Close() }
 
 // stoppedError returns *StoppedError for a sandbox that does not run and will not by itself.
 func stoppedError(sb *Sandbox) error {
-	if sb.State == StateStopped || sb.State == StateDestroyed {
+	if sb.State == StateStopped || sb.State == StateArchived || sb.State == StateDestroyed {
 		return &StoppedError{State: sb.State, Reason: sb.StateReason}
 	}
 	return nil

@@ -82,6 +82,10 @@ func (b *liveSandbox) nextCheckOfState() (d time.Duration, ok bool) {
 		return max(d, 0), ok
 	case sb.State == StateStopped && b.leftover.Load():
 		return b.retryIn(), true
+	case sb.State == StateStopped:
+		if left, due := b.archiveIn(); due {
+			return max(left, minCheck), true
+		}
 	}
 	return 0, false
 }
@@ -133,7 +137,12 @@ func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 		return b.stop(ctx, modeIdle, ending{reason: ReasonStopAfter})
 	case StateStopped:
 		left := func() bool { return b.state() == StateStopped && b.leftover.Load() }
-		return b.lockedIf(ctx, left, func() { b.kill(ctx, 0) })
+		if err := b.lockedIf(ctx, left, func() { b.kill(ctx, 0) }); err != nil {
+			return err
+		}
+		if left, due := b.archiveIn(); due && left <= 0 {
+			return b.archive(ctx, ReasonArchiveAfter, func(BackupProgress) {})
+		}
 	}
 	return nil
 }

@@ -65,6 +65,7 @@ type liveSandbox struct {
 	makeErr    error                   // of the creation, valid once made is closed
 	endMake    context.CancelCauseFunc // of the creation
 	endReclaim context.CancelFunc      // of the reclaim under way, or nil
+	retrieval  *retrieval              // in progress, or nil
 	gone       bool                    // being destroyed, or its creation failed
 	timer      *time.Timer             // of runCheck, see idle.go
 	cpu        cpuSample

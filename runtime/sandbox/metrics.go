@@ -109,7 +109,7 @@ func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range m.metrics.collectors() {
 		c.Collect(ch)
 	}
-	states := map[State]int{StateStarting: 0, StateRunning: 0, StateAsleep: 0, StateStopped: 0}
+	states := map[State]int{StateStarting: 0, StateRunning: 0, StateAsleep: 0, StateStopped: 0, StateArchived: 0}
 	var leases int64
 	var live []*liveSandbox
 	m.mu.RLock()

@@ -15,7 +15,7 @@ import (
 func (sb *Sandbox) settings() Sandbox {
 	return Sandbox{
 		Name: sb.Name, Owner: sb.Owner, Image: sb.Image, ImageRef: sb.ImageRef, Size: sb.Size, Env: sb.Env, Labels: sb.Labels,
-		SleepAfter: sb.SleepAfter, StopAfter: sb.StopAfter, Persist: sb.Persist, TTL: sb.TTL, CreatedAt: sb.CreatedAt, Ports: sb.Ports, Declared: sb.Declared,
+		SleepAfter: sb.SleepAfter, StopAfter: sb.StopAfter, ArchiveAfter: sb.ArchiveAfter, Persist: sb.Persist, TTL: sb.TTL, CreatedAt: sb.CreatedAt, Ports: sb.Ports, Declared: sb.Declared,
 		Snapshot: sb.Snapshot, CreatedFrom: sb.CreatedFrom, Rebase: sb.Rebase,
 	}
 }

@@ -187,6 +187,14 @@ func (m *Manager) forgetStrays(ctx context.Context, sandboxes map[ID]*liveSandbo
 // foundStopped marks a sandbox as stopped at start: its container does not run.
 func (b *liveSandbox) foundStopped(exists bool) {
 	defer b.arm() // it may expire
+	if b.state() == StateArchived {
+		if exists { // the last run of the node did not remove it
+			b.m.spawn(func(ctx context.Context) {
+				_ = b.lockedIf(ctx, func() bool { return b.state() == StateArchived }, func() { b.removeContainer(ctx) })
+			})
+		}
+		return
+	}
 	reason := ReasonContainerExited
 	if !exists {
 		reason = ReasonContainerLost

@@ -68,7 +68,7 @@ func (sb *Sandbox) CheckSession(id string) error {
 	switch {
 	case err == nil && s.State != guest.ProcessRunning:
 		return &SessionError{Session: s.ID, Known: &s}
-	case sb.State == StateStopped:
+	case sb.State == StateStopped || sb.State == StateArchived:
 		return err
 	}
 	return nil
@@ -109,7 +109,7 @@ func (m *Manager) CloseSession(ctx context.Context, id ID, session string) (Sess
 	if err != nil {
 		return Session{}, err
 	}
-	if known.State == guest.ProcessLost || known.State == guest.ProcessExited && view.State == StateStopped {
+	if known.State == guest.ProcessLost || known.State == guest.ProcessExited && (view.State == StateStopped || view.State == StateArchived) {
 		sessions.forget(b, known)
 		return known, nil
 	}

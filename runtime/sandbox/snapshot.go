@@ -147,6 +147,9 @@ func (m *Manager) CreateSnapshot(ctx context.Context, id ID, req SnapshotRequest
 }
 
 func (b *liveSandbox) snapshot(ctx context.Context, req SnapshotRequest) (Snapshot, error) {
+	if err := b.retrieve(ctx); err != nil {
+		return Snapshot{}, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
 	s, err := b.m.claimSnapshot(ctx, b, req)
@@ -237,7 +240,10 @@ func (b *liveSandbox) captureLocked(ctx context.Context, s *Snapshot) (moved boo
 		return false, err
 	}
 	defer b.unlockTransition()
-	if b.state() == StateStopped {
+	switch b.state() {
+	case StateArchived: // since the caller has retrieved it
+		return false, fmt.Errorf("sandbox %s has been archived: %w", b, ErrBusy)
+	case StateStopped:
 		if b.leftover.Load() {
 			return false, fmt.Errorf("sandbox %s is stopped, but its container has not ended: %w", b, ErrBusy)
 		}
@@ -406,13 +412,20 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool, ev
 		func(sb *Sandbox) {
 			sb.Snapshot, sb.Rebase = s.ID, true
 			sb.Image, sb.ImageRef = s.Origin.Image, s.Origin.ImageRef
+			if sb.State == StateArchived {
+				sb.State, sb.StateReason, sb.StateSince, sb.Archived = StateStopped, ReasonRestored, time.Now().UTC(), nil
+			}
 		},
 		func(sb *Sandbox) {
 			sb.Snapshot, sb.Rebase = before.Snapshot, before.Rebase
 			sb.Image, sb.ImageRef = before.Image, before.ImageRef
+			sb.State, sb.StateReason, sb.StateSince, sb.Archived = before.State, before.StateReason, before.StateSince, before.Archived
 		})
 	if err != nil {
 		return false, err
+	}
+	if before.Archived != nil {
+		b.m.deleteArchive(before.Archived.ID)
 	}
 	ev.Type, ev.Bytes, ev.DurationMS = EventRestored, s.Usage.Bytes, milliseconds(time.Since(start))
 	b.emit(ev)

@@ -24,6 +24,7 @@ const (
 	StateRunning   State = "running"   // has CPU
 	StateAsleep    State = "asleep"    // frozen: memory kept, no CPU
 	StateStopped   State = "stopped"   // disk kept, no memory
+	StateArchived  State = "archived"  // disk in the object store, nothing on the node
 	StateDestroyed State = "destroyed" // final
 )
 
@@ -50,6 +51,8 @@ const (
 	ReasonMemoryPressure    StateReason = "memory_pressure"    // stopped because the node was short of memory
 	ReasonDiskLimit         StateReason = "disk_limit"         // killed: it exceeded its disk limit
 	ReasonDiskPressure      StateReason = "disk_pressure"      // killed: the node's disk was nearly full, and this sandbox's disk grew the most
+	ReasonArchiveAfter      StateReason = "archive_after"      // stopped for archive_after
+	ReasonRetrieved         StateReason = "retrieved"          // stopped: its disk was downloaded from the object store
 	ReasonRetention         StateReason = "retention"          // snapshot deleted by its MaxAge or RetainLast
 )
 
@@ -116,7 +119,9 @@ type Sandbox struct {
 	Labels     map[string]string  `json:"labels,omitempty"`
 	SleepAfter Duration           `json:"sleep_after"` // 0: never by itself
 	StopAfter  Duration           `json:"stop_after"`  // 0: never by itself
-	Persist    Persist            `json:"persist,omitempty"`
+	// ArchiveAfter is how long it is stopped before it is archived; 0: never by itself.
+	ArchiveAfter Duration `json:"archive_after,omitzero"`
+	Persist      Persist  `json:"persist,omitempty"`
 	// TTL is how long the sandbox lives from its creation or from the last change
 	// of TTL; 0: no limit. ExpiresAt is when that ends, zero without a limit.
 	TTL       Duration  `json:"ttl,omitzero"`
@@ -160,6 +165,8 @@ type Sandbox struct {
 	Declared []guest.ProcessSpec `json:"declared,omitempty"`
 	// Snapshot is the one that its disk began as; empty: the image.
 	Snapshot SnapshotID `json:"snapshot,omitempty"`
+	// Archived is the backup that has its disk while it is archived. Its Origin has the image only.
+	Archived *Backup `json:"archived,omitempty"`
 	// CreatedFrom is the snapshot that its creation named; empty: none.
 	CreatedFrom SnapshotID `json:"created_from,omitempty"`
 	// Rebase: the disk of its container is to be discarded, because Snapshot has changed since
@@ -301,6 +308,8 @@ const (
 	EventBackedUp        EventType = "backed_up"
 	EventBackupFailed    EventType = "backup_failed"
 	EventBackupDeleted   EventType = "backup_deleted" // a backup of it
+	EventArchived        EventType = "archived"
+	EventRetrieved       EventType = "retrieved" // from the object store
 	EventDestroyed       EventType = "destroyed"
 )
 
@@ -314,7 +323,7 @@ type Event struct {
 	Time    time.Time `json:"time"`
 	Sandbox ID        `json:"sandbox"`
 	Kind    WakeKind  `json:"kind,omitempty"` // woke
-	// DurationMS is how long it took: woke, created, snapshotted, restored, forked, backed_up, memory_reclaimed.
+	// DurationMS is how long it took: woke, created, snapshotted, restored, forked, backed_up, archived, retrieved, memory_reclaimed.
 	DurationMS float64          `json:"duration_ms,omitempty"`
 	Cause      Cause            `json:"cause,omitempty"`  // woke, wake_failed
 	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed, snapshot_deleted, backup_deleted

@@ -13,6 +13,7 @@ type Patch struct {
 	Name                  *string
 	Labels                *map[string]string
 	SleepAfter, StopAfter *Duration
+	ArchiveAfter          *Duration
 	// TTL counts from the moment of the change; 0 removes the limit.
 	TTL *Duration
 	// Persist counts from the next sleep, or with PersistNone from the next stop.
@@ -45,7 +46,7 @@ func (b *liveSandbox) update(ctx context.Context, p Patch) error {
 		func(sb *Sandbox) { p.apply(sb, now) },
 		func(sb *Sandbox) {
 			sb.Name, sb.Labels = before.Name, before.Labels
-			sb.SleepAfter, sb.StopAfter = before.SleepAfter, before.StopAfter
+			sb.SleepAfter, sb.StopAfter, sb.ArchiveAfter = before.SleepAfter, before.StopAfter, before.ArchiveAfter
 			sb.TTL, sb.ExpiresAt, sb.Persist = before.TTL, before.ExpiresAt, before.Persist
 		})
 	if err != nil {
@@ -70,6 +71,9 @@ func (p Patch) apply(sb *Sandbox, now time.Time) {
 	}
 	if p.StopAfter != nil {
 		sb.StopAfter = *p.StopAfter
+	}
+	if p.ArchiveAfter != nil {
+		sb.ArchiveAfter = *p.ArchiveAfter
 	}
 	if p.TTL != nil {
 		sb.setTTL(*p.TTL, now)

@@ -109,7 +109,10 @@ func (b *liveSandbox) runWake(ctx context.Context, w *wake) {
 	defer cancel()
 	start := time.Now()
 
-	err := b.lockTransition(ctx)
+	err := b.retrieveFor(ctx, w)
+	if err == nil {
+		err = b.lockTransition(ctx)
+	}
 	var kind WakeKind
 	if err == nil {
 		defer b.unlockTransition()
@@ -197,9 +200,25 @@ func (b *liveSandbox) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 		return b.startFor(ctx, w)
 	case StateStopped:
 		return b.startFor(ctx, w)
+	case StateArchived: // just now
+		return WakeNone, b.notRunning()
 	default:
 		return WakeNone, fmt.Errorf("it is %s, from which it cannot wake", state)
 	}
+}
+
+// retrieveFor downloads the disk of an archived sandbox, if a waiter of w permits a cold start.
+func (b *liveSandbox) retrieveFor(ctx context.Context, w *wake) error {
+	if b.state() != StateArchived {
+		return nil
+	}
+	b.mu.Lock()
+	cold := w.cold
+	b.mu.Unlock()
+	if !cold {
+		return b.notRunning()
+	}
+	return b.retrieve(ctx)
 }
 
 // startFor is the cold wake, if a waiter of w permits it. Needs the transition lock.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"go.podman.io/storage"
+	"go.podman.io/storage/pkg/idtools"
 	"go.podman.io/storage/types"
 
 	"github.com/doze-run/doze/runtime/disk/wire"
@@ -60,20 +61,16 @@ func (d *Disks) imageLayers(image string) ([]string, error) {
 var errNoImage = errors.New("no image has these layers")
 
 // Adopt converts the staging folder of a snapshot to the snapshot. The snapshot is based on the image with the
-// layers of the request or, with OtherLayers, on the image with the name of the request. The files have the
-// user ids of the container. The snapshot is durable when Adopt returns.
+// layers of the request or, with OtherLayers, on the image with the name of the request. The snapshot is durable when Adopt returns.
 func (d *Disks) Adopt(r wire.Request, reply *wire.Reply) error {
 	return d.respond(reply, func() error {
-		disk, err := d.disk(r.Container)
-		if err != nil {
-			return err
-		}
 		image, err := d.imageOf(r)
 		if err != nil {
 			return err
 		}
 		// A container of the image makes the storage map the image's layers to the user ids.
-		mappings := types.IDMappingOptions{UIDMap: disk.layer.UIDMap, GIDMap: disk.layer.GIDMap}
+		ids := []idtools.IDMap{{ContainerID: d.config.IDs.Container, HostID: d.config.IDs.Host, Size: d.config.IDs.Size}}
+		mappings := types.IDMappingOptions{UIDMap: ids, GIDMap: ids}
 		c, err := d.store.CreateContainer("", []string{d.belowPrefix(r.Snapshot) + "adopt"}, image, "", "", &storage.ContainerOptions{IDMappingOptions: mappings})
 		if err != nil {
 			return fmt.Errorf("create a container of image %s: %w", image, err)

@@ -24,9 +24,14 @@ type Config struct {
 	Folder string
 	// Run contains a folder for each container, named after its sandbox, that its programs can write to.
 	Run string
+	// IDs are the user and group ids that sandboxes have in Podman's user namespace.
+	IDs IDs
 	// Node is the id of the node, whose snapshots no other node changes.
 	Node string
 }
+
+// IDs maps the ids from Container on in a container to the ids from Host on in the user namespace.
+type IDs struct{ Container, Host, Size int }
 
 // Request names a container, a snapshot, or both.
 type Request struct {

@@ -49,7 +49,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"AnotherClientHasTheBackups", anotherClient},
 		{"ProgressIsMonotonicAndEndsWithTheTotal", progress},
 		{"EndedContextLeavesNothing", endedContext},
-		{"UnknownContainersAndSnapshotsAreErrors", unknown},
+		{"UnknownSnapshotsAreErrors", unknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.test(&suite{T: t, ctx: testkit.Context(t), System: open(t), owner: "owner-" + string(sandbox.NewID())})
@@ -150,7 +150,7 @@ func (s *suite) backUp(snapshot sandbox.SnapshotID) sandbox.Backup {
 func (s *suite) restore(b sandbox.Backup, id sandbox.ID) sandbox.SnapshotID {
 	s.Helper()
 	snapshot := s.snapshotID()
-	usage, err := s.Backups.Restore(s.ctx, b, id, snapshot, false, ignoreProgress)
+	usage, err := s.Backups.Restore(s.ctx, b, snapshot, false, ignoreProgress)
 	s.must(err)
 	if usage.Entries == 0 || usage.Bytes == 0 {
 		s.Errorf("the restored snapshot has %+v", usage)
@@ -266,7 +266,7 @@ func deletion(s *suite) {
 	s.wantListed(second)
 	s.must(s.Backups.Delete(s.ctx, []sandbox.BackupID{first.ID}))
 	id := s.container("")
-	if _, err := s.Backups.Restore(s.ctx, first, id, s.snapshotID(), false, ignoreProgress); !errors.Is(err, sandbox.ErrBackupNotFound) {
+	if _, err := s.Backups.Restore(s.ctx, first, s.snapshotID(), false, ignoreProgress); !errors.Is(err, sandbox.ErrBackupNotFound) {
 		s.Errorf("restore of a deleted backup: %v", err)
 	}
 	s.wantFiles(s.container(s.restore(second, id)), map[string]string{"a": "1"})
@@ -281,13 +281,13 @@ func otherImage(s *suite) {
 	s.remove(id)
 	s.RebuildImage(s)
 	id, snapshot = s.container(""), s.snapshotID()
-	_, err := s.Backups.Restore(s.ctx, b, id, snapshot, false, ignoreProgress)
+	_, err := s.Backups.Restore(s.ctx, b, snapshot, false, ignoreProgress)
 	if mismatch, ok := errors.AsType[*sandbox.ImageMismatchError](err); !ok || mismatch.Image != b.Origin.Image {
 		s.Errorf("restore on another image: %v", err)
 	}
 	s.must(s.Disks.Delete(s.ctx, snapshot))
 	snapshot = s.snapshotID()
-	_, err = s.Backups.Restore(s.ctx, b, id, snapshot, true, ignoreProgress)
+	_, err = s.Backups.Restore(s.ctx, b, snapshot, true, ignoreProgress)
 	s.must(err)
 	restored := s.container(snapshot)
 	s.wantFiles(restored, map[string]string{"a": "1"})
@@ -320,7 +320,7 @@ func anotherClient(s *suite) {
 	s.must(other.Delete(s.ctx, []sandbox.BackupID{before.ID}))
 	s.wantListed(after)
 	snapshot := s.snapshotID()
-	_, err := other.Restore(s.ctx, after, s.container(""), snapshot, false, ignoreProgress)
+	_, err := other.Restore(s.ctx, after, snapshot, false, ignoreProgress)
 	s.must(err)
 	s.wantFiles(s.container(snapshot), map[string]string{"a": "2"})
 }
@@ -357,7 +357,7 @@ func progress(s *suite) {
 	s.must(err)
 	checkUpload()
 	download, checkDownload := s.recording(sandbox.BackupDownload)
-	_, err = s.Backups.Restore(s.ctx, b, id, s.snapshotID(), false, download)
+	_, err = s.Backups.Restore(s.ctx, b, s.snapshotID(), false, download)
 	s.must(err)
 	checkDownload()
 }
@@ -397,7 +397,7 @@ func endedContext(s *suite) {
 	restored := s.snapshotID()
 	ctx, cancel = context.WithCancel(s.ctx)
 	defer cancel()
-	if _, err := s.Backups.Restore(ctx, b, id, restored, false, func(sandbox.BackupProgress) { cancel() }); err != nil {
+	if _, err := s.Backups.Restore(ctx, b, restored, false, func(sandbox.BackupProgress) { cancel() }); err != nil {
 		if !errors.Is(err, context.Canceled) {
 			s.Errorf("restore: %v", err)
 		}
@@ -420,8 +420,4 @@ func unknown(s *suite) {
 		s.Error("stored an unknown snapshot")
 	}
 	s.wantListed()
-	b := s.backUp(s.snapshotWith("a", "1"))
-	if _, err := s.Backups.Restore(s.ctx, b, sandbox.NewID(), s.snapshotID(), false, ignoreProgress); !errors.Is(err, sandbox.ErrNoContainer) {
-		s.Errorf("restore to an unknown container: %v", err)
-	}
 }

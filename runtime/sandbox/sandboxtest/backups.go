@@ -90,10 +90,8 @@ func contentOf(files map[string]string) (u sandbox.DiskUsage) {
 }
 
 // Restore implements sandbox.Backups.
-func (b *Backups) Restore(ctx context.Context, record sandbox.Backup, id sandbox.ID, name sandbox.SnapshotID, anyImage bool, progress func(sandbox.BackupProgress)) (sandbox.DiskUsage, error) {
-	if err := b.prepare(id, name); err != nil {
-		return sandbox.DiskUsage{}, err
-	}
+func (b *Backups) Restore(ctx context.Context, record sandbox.Backup, name sandbox.SnapshotID, anyImage bool, progress func(sandbox.BackupProgress)) (sandbox.DiskUsage, error) {
+	b.prepare(name)
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupDownload, Total: record.Usage})
 	if err := b.begin(ctx, "restore"); err != nil {
 		return sandbox.DiskUsage{}, err
@@ -116,14 +114,10 @@ func (b *Backups) Restore(ctx context.Context, record sandbox.Backup, id sandbox
 }
 
 // prepare creates an unfinished snapshot, such as a failed restore leaves.
-func (b *Backups) prepare(id sandbox.ID, name sandbox.SnapshotID) error {
+func (b *Backups) prepare(name sandbox.SnapshotID) {
 	b.engine.mu.Lock()
 	defer b.engine.mu.Unlock()
-	if b.engine.containers[id] == nil {
-		return fmt.Errorf("restore to %s: %w", id, sandbox.ErrNoContainer)
-	}
 	b.engine.snapshots[sandbox.SnapshotRef(name)] = &snapshot{files: map[string]string{}}
-	return nil
 }
 
 // List implements sandbox.Backups.

@@ -1,0 +1,118 @@
+//go:build integration
+
+package e2e
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
+)
+
+func (b *box) archive() types.Sandbox {
+	b.t.Helper()
+	sb, err := b.node.API.Archive(testkit.Context(b.t), b.id, false, nil)
+	b.must(err)
+	if sb.State != types.StateArchived {
+		b.t.Fatalf("the sandbox is %s", sb.State)
+	}
+	return sb
+}
+
+// awaitOffNode waits until Podman's storage has nothing of an archived sandbox.
+func (n *backupNode) awaitOffNode(t *testing.T, b *box, before remains) {
+	t.Helper()
+	n.awaitRemains(t, before)
+	if left := n.podman(t, "ps", "--all", "--format", "{{.Names}}"); strings.Contains(left, b.id) {
+		t.Errorf("the container of the archived sandbox is left: %s", left)
+	}
+}
+
+// TestArchiveLeavesNothingOnTheNode: a wake brings back the disk, also after the node was killed, and a request to a
+// preview starts the declared server.
+func TestArchiveLeavesNothingOnTheNode(t *testing.T) {
+	n := newBackupNode(t)
+	before := n.remains(t)
+	b := n.newWebBox(t)
+	c := n.browser(t, "h2")
+	started, _ := b.get(c, "/started", http.StatusOK)
+	b.exec(makeKinds)
+	want := b.exec(describe)
+	b.archive()
+	n.awaitOffNode(t, b, before)
+	b.must(n.Kill())
+	b.must(n.Start())
+	if b.state() != types.StateArchived {
+		t.Errorf("after the end of the node it is %s", b.state())
+	}
+	again, header := b.get(c, "/started", http.StatusOK)
+	if again == started || header.Get("Doze-Wake") != "cold" {
+		t.Errorf("the preview has %q, before %q; headers %v", again, started, header)
+	}
+	testkit.Diff(t, "files", b.exec(describe), want)
+	archived, retrieved := b.awaitEvents(types.EventTypeArchived, 1)[0], b.awaitEvents(types.EventTypeRetrieved, 1)[0]
+	if archived.Bytes == 0 || archived.StoredBytes == 0 || archived.DurationMS == 0 || retrieved.Bytes != archived.Bytes || retrieved.DurationMS == 0 {
+		t.Errorf("events %+v, %+v", archived, retrieved)
+	}
+	testkit.Eventually(t, "the archive is deleted", func() bool { return len(n.backups(t)) == 0 })
+
+	b.archive()
+	list, err := n.API.Backups(testkit.Context(t), b.id)
+	b.must(err)
+	if err := n.API.DeleteBackup(testkit.Context(t), list[0].ID); !problem.Has(err, problem.BackupInUse) {
+		t.Errorf("deletion of the archive: %v", err)
+	}
+	b.must(n.API.Delete(testkit.Context(t), b.id))
+	testkit.Eventually(t, "the archive of the destroyed sandbox is deleted", func() bool { return len(n.backups(t)) == 0 })
+	n.awaitOffNode(t, b, before)
+}
+
+// TestArchiveOfAKilledNode kills the node during the upload and during the download.
+func TestArchiveOfAKilledNode(t *testing.T) {
+	n := newBackupNode(t)
+	before := n.remains(t)
+	b := n.newBox(t)
+	b.exec("mkdir /srv/files; cd /srv/files; for i in $(seq 28); do head -c 1M /dev/urandom >$i; done; sha256sum * >/srv/sums")
+	const check = "cd /srv/files && sha256sum --quiet -c /srv/sums && ls | wc -l"
+	kill := func(name string, match func(*http.Request) bool, use func() error, want types.State) {
+		t.Helper()
+		b.must(os.RemoveAll(filepath.Join(n.Home, "backups"))) // the cache
+		blocked := n.block(t, match)
+		defer blocked.release()
+		ended := make(chan error, 1)
+		go func() { ended <- use() }()
+		testkit.Closed(t, name, blocked.reached)
+		b.must(n.Kill())
+		if err := <-ended; err == nil {
+			t.Errorf("%s: the call of the killed node succeeded", name)
+		}
+		b.must(n.Start())
+		if b.state() != want {
+			t.Errorf("%s: the sandbox is %s, want %s", name, b.state(), want)
+		}
+	}
+	archive := func() error {
+		_, err := n.API.Archive(testkit.Context(t), b.id, false, nil)
+		return err
+	}
+	kill("upload", nth(1, isUpload("p")), archive, types.StateStopped)
+	if got := b.exec(check); got != "28" {
+		t.Errorf("after the upload was cut off: %q", got)
+	}
+	b.archive()
+	n.awaitOffNode(t, b, before)
+	wake := func() error {
+		_, err := n.API.Wake(testkit.Context(t), b.id)
+		return err
+	}
+	kill("download", nth(1, isPack), wake, types.StateArchived)
+	n.awaitOffNode(t, b, before)
+	if got := b.exec(check); got != "28" {
+		t.Errorf("after the download was cut off: %q", got)
+	}
+}
