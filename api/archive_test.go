@@ -220,7 +220,6 @@ func TestNodeWithoutAnObjectStoreRefusesToArchive(t *testing.T) {
 	testkit.NoError(t, "Archive", err)
 	testkit.NoError(t, "Close", node.Manager.Close(context.Background()))
 	node.Backups = nil
-	testkit.NoError(t, "Close", node.Manager.Close(t.Context()))
 	node.Restart(t)
 	s := newServerOn(t, node, Limits{})
 	s.http.Start()

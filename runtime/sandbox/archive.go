@@ -99,6 +99,7 @@ func (b *liveSandbox) enterArchived(ctx context.Context, before Sandbox, backup 
 	}
 	b.emit(Event{Type: EventArchived, Reason: reason, Backup: backup.ID, Bytes: backup.Usage.Bytes, Stored: backup.Stored, DurationMS: milliseconds(time.Duration(backup.Duration))})
 	b.removeContainer(ctx)
+	b.emptyDisk()
 	b.arm() // it may expire
 	b.m.collectSoon()
 	return nil

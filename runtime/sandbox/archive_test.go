@@ -265,3 +265,27 @@ func TestEventsDescribeArchives(t *testing.T) {
 		}
 	}
 }
+
+// The node's data is restored from a copy that is older than the wake of an archived sandbox.
+func TestOlderDataOfTheNodeKeepsTheDiskOfARetrievedSandbox(t *testing.T) {
+	for name, end := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
+		"running": func(*testing.T, *sandboxtest.Node, sandbox.ID) {}, "stopped": stopped,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := sandboxtest.Open(t, nil)
+			id := newDisk(t, n, "box")
+			archive(t, n, id)
+			older := n.Store.Record(t, id)
+			wantFiles(t, n, id, map[string]string{"a": "1"})
+			n.Engine.Write(id, "a", "2")
+			end(t, n, id)
+			n.Restored = true
+			n.Crash(t, func() { testkit.NoError(t, "PutSandbox", n.Store.PutSandbox(t.Context(), older)) })
+			wantFiles(t, n, id, map[string]string{"a": "2"})
+			if sb, _ := n.Manager.ByID(id); sb.Archived != nil || sb.Rebase {
+				t.Errorf("it is %s, its archive is %v", sb.State, sb.Archived)
+			}
+		})
+	}
+}

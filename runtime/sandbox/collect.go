@@ -142,6 +142,15 @@ func (m *Manager) preserveNewerDisks(ctx context.Context, sandboxes map[ID]*live
 		if err != nil && !errors.Is(err, ErrNoContainer) {
 			return err
 		}
+		if err == nil && b.state() == StateArchived {
+			b.change(func(sb *Sandbox) {
+				sb.State, sb.StateReason, sb.StateSince = StateStopped, ReasonRecovered, time.Now().UTC()
+				sb.Archived, sb.Rebase = nil, false
+			})
+			m.journal.dirty(b)
+			m.log.Warn("kept the disk of a sandbox that was archived: the data of the node is older", "sandbox", id)
+			continue
+		}
 		if usage.Entries > 1 {
 			b.change(func(sb *Sandbox) { sb.Rebase = false })
 			m.journal.dirty(b)
