@@ -72,6 +72,9 @@ func (c *Conn) Close() error { return c.raw.Close() }
 // alive reports whether the idle connection can be reused: the server has neither closed
 // it nor sent anything unsolicited.
 func (c *Conn) alive() bool {
+	if c.r.Buffered() > 0 { // unsolicited data
+		return false
+	}
 	if c.conn != c.raw { // TLS may have buffered more than was read
 		_ = c.raw.SetReadDeadline(time.Unix(1, 0))
 		_, err := c.r.Peek(1)
