@@ -95,21 +95,28 @@ func (a *API) createBackup(ctx context.Context, in *sandboxExchange, body *types
 
 func (a *API) restoreBackup(ctx context.Context, in *endingInput, body *types.RestoreRequest, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
 	req := sandbox.RestoreBackupRequest{Backup: sandbox.BackupID(body.BackupID), AnyImage: body.AllowOtherImage, Force: in.Force}
-	restore := func(ctx context.Context, progress func(sandbox.BackupProgress)) (types.Sandbox, error) {
-		restored, err := a.cfg.Sandboxes.RestoreBackup(ctx, sb.ID, req, progress)
+	return a.respondTransfer(ctx, in.Exchange, body.Stream, func(ctx context.Context, progress func(sandbox.BackupProgress)) (sandbox.Sandbox, error) {
+		return a.cfg.Sandboxes.RestoreBackup(ctx, sb.ID, req, progress)
+	})
+}
+
+// respondTransfer responds with the sandbox that do returns or, with stream, with its progress and then the sandbox.
+func (a *API) respondTransfer(ctx context.Context, x Exchange, stream bool, do func(context.Context, func(sandbox.BackupProgress)) (sandbox.Sandbox, error)) (*huma.StreamResponse, error) {
+	transfer := func(ctx context.Context, progress func(sandbox.BackupProgress)) (types.Sandbox, error) {
+		sb, err := do(ctx, progress)
 		if err != nil {
 			return types.Sandbox{}, err
 		}
-		return a.sandboxOf(restored), nil
+		return a.sandboxOf(sb), nil
 	}
-	if body.Stream {
-		return respondProgress(ctx, a, in.Exchange, restore)
+	if stream {
+		return respondProgress(ctx, a, x, transfer)
 	}
-	restored, err := restore(ctx, nil)
+	sb, err := transfer(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
-	return jsonResponse(in.Exchange, restored), nil
+	return jsonResponse(x, sb), nil
 }
 
 // respondProgress responds with the progress of do as events, and then with its result. A client

@@ -76,24 +76,13 @@ func (a *API) wake(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*ou
 }
 
 func (a *API) archive(ctx context.Context, in *endingInput, body *types.ArchiveSandboxRequest, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
-	archive := func(ctx context.Context, progress func(sandbox.BackupProgress)) (types.Sandbox, error) {
+	return a.respondTransfer(ctx, in.Exchange, body.Stream, func(ctx context.Context, progress func(sandbox.BackupProgress)) (sandbox.Sandbox, error) {
 		archived, err := a.cfg.Sandboxes.Archive(ctx, sb.ID, in.Force, progress)
 		if errors.Is(err, sandbox.ErrBusy) {
 			err = problem.Newf(problem.SandboxBusy, "%v; try again when its requests, commands and backups have ended; force=true ends requests and commands", err)
 		}
-		if err != nil {
-			return types.Sandbox{}, err
-		}
-		return a.sandboxOf(archived), nil
-	}
-	if body.Stream {
-		return respondProgress(ctx, a, in.Exchange, archive)
-	}
-	archived, err := archive(ctx, nil)
-	if err != nil {
-		return nil, err
-	}
-	return jsonResponse(in.Exchange, archived), nil
+		return archived, err
+	})
 }
 
 func (a *API) hold(ctx context.Context, _ *SandboxPath, body *types.HoldRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {

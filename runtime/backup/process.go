@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
-	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -17,9 +15,6 @@ import (
 	"github.com/doze-run/doze/runtime/netns"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
-
-// maxMessage is the maximum number of bytes of the helper's error output in an error.
-const maxMessage = 2000
 
 // stopLimit is how long the helper may take to exit after its operation is canceled, before it is killed.
 const stopLimit = 5 * time.Second
@@ -54,9 +49,7 @@ func (c *Client) run(ctx context.Context, limit *semaphore.Weighted, request wir
 		return wire.Result{}, fmt.Errorf("%w: start the backup helper: %w", sandbox.ErrEngineDown, err)
 	}
 	defer userNS.Close()
-	p := process{cmd: exec.Command("nsenter", "--user=/proc/self/fd/3", "--preserve-credentials", "--", c.cfg.Helper, "run")}
-	p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, userNS)
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals of the node's terminal reach only the node
+	p := process{cmd: netns.Command(context.WithoutCancel(ctx), userNS, c.cfg.Helper, "run")} // it ends with its input
 	p.cmd.Stderr = &p.message
 	return p.run(ctx, text, progress)
 }
@@ -64,7 +57,7 @@ func (c *Client) run(ctx context.Context, limit *semaphore.Weighted, request wir
 // process is a running helper.
 type process struct {
 	cmd     *exec.Cmd
-	message message
+	message netns.ErrorOutput
 }
 
 func (p *process) run(ctx context.Context, request []byte, progress func(wire.Progress)) (wire.Result, error) {
@@ -144,13 +137,3 @@ func failure(e *wire.Error) error {
 	}
 	return e
 }
-
-// message stores the beginning of the helper's error output.
-type message struct{ text strings.Builder }
-
-func (m *message) Write(p []byte) (int, error) {
-	m.text.Write(p[:min(len(p), maxMessage-m.text.Len())])
-	return len(p), nil
-}
-
-func (m *message) String() string { return strings.TrimSpace(m.text.String()) }

@@ -20,7 +20,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -356,11 +355,8 @@ func (c *Client) start(ctx context.Context) (_ *helper, err error) {
 // command returns a command that runs the helper in Podman's user namespace until ctx ends.
 func (c *Client) command(ctx context.Context, userNS *os.File, name string) *exec.Cmd {
 	// Podman's storage makes mounts private, for which it needs a mount namespace of its own.
-	cmd := exec.CommandContext(ctx, "nsenter", "--user=/proc/self/fd/3", "--preserve-credentials", "--",
-		"unshare", "--mount", "--", c.cfg.Helper, name)
+	cmd := netns.Command(ctx, userNS, "unshare", "--mount", "--", c.cfg.Helper, name)
 	cmd.WaitDelay = time.Second
-	cmd.ExtraFiles = []*os.File{userNS}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // only the node handles signals of its terminal
 	return cmd
 }
 

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
-	"strings"
 
 	"github.com/doze-run/doze/runtime/disk/wire"
 	"github.com/doze-run/doze/runtime/netns"
@@ -57,7 +56,7 @@ type export struct {
 	snapshot sandbox.SnapshotID
 	cmd      *exec.Cmd
 	out      *bufio.Reader
-	message  message
+	message  netns.ErrorOutput
 	err      error // set when the process has ended
 }
 
@@ -101,18 +100,5 @@ func (e *export) end(err error) error {
 	}
 	return e.err
 }
-
-// message stores the beginning of a process's error output.
-type message struct{ text strings.Builder }
-
-// maxMessage exceeds the length of all messages, except those with a very long path.
-const maxMessage = 2000
-
-func (m *message) Write(p []byte) (int, error) {
-	m.text.Write(p[:min(len(p), maxMessage-m.text.Len())])
-	return len(p), nil
-}
-
-func (m *message) String() string { return strings.TrimSpace(m.text.String()) }
 
 var _ io.ReadCloser = (*export)(nil)

@@ -208,15 +208,7 @@ func (r *repository) explain(err error) error {
 
 // write calls f with a writer of the repository, and flushes the writer if f succeeds.
 func (r *repository) write(ctx context.Context, f func(context.Context, repo.DirectRepositoryWriter) error) error {
-	ctx, w, err := r.NewDirectWriter(ctx, repo.WriteSessionOptions{Purpose: "doze"})
-	if err != nil {
-		return err
-	}
-	defer w.Close(ctx) //nolint:errcheck // nothing is left to write after Flush
-	if err := f(ctx, w); err != nil {
-		return err
-	}
-	return w.Flush(ctx)
+	return repo.DirectWriteSession(ctx, r, repo.WriteSessionOptions{Purpose: "doze"}, f)
 }
 
 // list returns the backups of an owner.
@@ -292,8 +284,8 @@ func (r *repository) maintain(ctx context.Context) error {
 	})
 }
 
-// own makes this node the owner of the repository if there is no owner, or if the owner has not maintained
-// the repository for the time abandoned.
+// own records this node as the owner of the repository, which maintains it, unless another node is recorded
+// that has maintained it within the last abandoned.
 func own(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	has, err := maintenance.HasParams(ctx, w)
 	if err != nil {

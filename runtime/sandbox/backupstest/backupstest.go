@@ -52,73 +52,24 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"UnknownSnapshotsAreErrors", unknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.test(&suite{T: t, ctx: testkit.Context(t), System: open(t), owner: "owner-" + string(sandbox.NewID())})
+			on := open(t)
+			c.test(&suite{diskstest.Fixture{T: t, Ctx: testkit.Context(t), System: on.System}, on, "owner-" + string(sandbox.NewID())})
 		})
 	}
 }
 
 type suite struct {
-	*testing.T
-	ctx context.Context
-	System
+	diskstest.Fixture
+	on    System
 	owner string // has no backups of other tests
-}
-
-func (s *suite) must(err error) {
-	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
-}
-
-// container creates a container, from a snapshot if one is named, and removes it with the test.
-func (s *suite) container(from sandbox.SnapshotID) sandbox.ID {
-	s.Helper()
-	id := sandbox.NewID()
-	spec := s.Spec(s, id)
-	if from != "" {
-		spec.ImageRef = sandbox.SnapshotRef(from)
-	}
-	s.must(s.Engine.Create(s.ctx, spec))
-	s.Cleanup(func() { s.remove(id) })
-	return id
-}
-
-func (s *suite) remove(id sandbox.ID) {
-	s.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-	defer cancel()
-	s.must(s.Engine.Remove(ctx, id))
-}
-
-// snapshotID returns a new id, and deletes its snapshot with the test, before the containers that
-// were created earlier.
-func (s *suite) snapshotID() sandbox.SnapshotID {
-	id := sandbox.SnapshotID(sandbox.NewID())
-	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-		defer cancel()
-		s.must(s.Disks.Delete(ctx, id))
-	})
-	return id
-}
-
-// snapshot returns a snapshot of a container.
-func (s *suite) snapshot(of sandbox.ID) sandbox.SnapshotID {
-	s.Helper()
-	snapshot := s.snapshotID()
-	_, err := s.Disks.Capture(s.ctx, of, snapshot)
-	s.must(err)
-	s.must(s.Disks.Publish(s.ctx, of, snapshot))
-	return snapshot
 }
 
 // snapshotWith returns a snapshot of a new container with a file.
 func (s *suite) snapshotWith(name, content string) sandbox.SnapshotID {
 	s.Helper()
-	id := s.container("")
+	id := s.Create("")
 	s.Write(s, id, name, content)
-	return s.snapshot(id)
+	return s.Publish(id)
 }
 
 // newBackup returns the argument of Create for a snapshot of a container.
@@ -141,17 +92,17 @@ func ignoreProgress(sandbox.BackupProgress) {}
 // backUp stores a snapshot.
 func (s *suite) backUp(snapshot sandbox.SnapshotID) sandbox.Backup {
 	s.Helper()
-	b, err := s.Backups.Create(s.ctx, s.newBackup(), snapshot, ignoreProgress)
-	s.must(err)
+	b, err := s.on.Backups.Create(s.Ctx, s.newBackup(), snapshot, ignoreProgress)
+	s.Must(err)
 	return b
 }
 
 // restore restores a backup as a snapshot of a container.
 func (s *suite) restore(b sandbox.Backup, id sandbox.ID) sandbox.SnapshotID {
 	s.Helper()
-	snapshot := s.snapshotID()
-	usage, err := s.Backups.Restore(s.ctx, b, snapshot, false, ignoreProgress)
-	s.must(err)
+	snapshot := s.SnapshotID()
+	usage, err := s.on.Backups.Restore(s.Ctx, b, snapshot, false, ignoreProgress)
+	s.Must(err)
 	if usage.Entries == 0 || usage.Bytes == 0 {
 		s.Errorf("the restored snapshot has %+v", usage)
 	}
@@ -161,8 +112,8 @@ func (s *suite) restore(b sandbox.Backup, id sandbox.ID) sandbox.SnapshotID {
 // list returns the backups of the owner by id.
 func (s *suite) list(backups sandbox.Backups, owner string) map[sandbox.BackupID]sandbox.Backup {
 	s.Helper()
-	list, err := backups.List(s.ctx, owner)
-	s.must(err)
+	list, err := backups.List(s.Ctx, owner)
+	s.Must(err)
 	byID := map[sandbox.BackupID]sandbox.Backup{}
 	for _, b := range list {
 		byID[b.ID] = b
@@ -185,7 +136,7 @@ func (s *suite) wantListed(backups ...sandbox.Backup) {
 	for _, b := range backups {
 		want = append(want, b.ID)
 	}
-	got := slices.AppendSeq([]sandbox.BackupID{}, maps.Keys(s.list(s.Backups, s.owner)))
+	got := slices.AppendSeq([]sandbox.BackupID{}, maps.Keys(s.list(s.on.Backups, s.owner)))
 	testkit.Diff(s, "backups", got, want, cmpopts.SortSlices(func(a, b sandbox.BackupID) bool { return a < b }))
 }
 
@@ -202,12 +153,12 @@ func record(s *suite) {
 	content := random(10_000)
 	snapshot := s.snapshotWith("a", content)
 	given := s.newBackup()
-	got, err := s.Backups.Create(s.ctx, given, snapshot, ignoreProgress)
-	s.must(err)
+	got, err := s.on.Backups.Create(s.Ctx, given, snapshot, ignoreProgress)
+	s.Must(err)
 	if got.Usage.Entries < 2 || got.Usage.Bytes < int64(len(content)) || got.Stored == 0 || len(got.Layers) == 0 || got.Duration <= 0 {
 		s.Errorf("a file with %d bytes: usage %+v, %d bytes were stored, layers %q, duration %s", len(content), got.Usage, got.Stored, got.Layers, got.Duration)
 	}
-	listed := s.list(s.Backups, s.owner)[given.ID]
+	listed := s.list(s.on.Backups, s.owner)[given.ID]
 	testkit.Diff(s, "the listed backup", listed, got)
 	if listed.CreatedAt.Location() != time.UTC {
 		s.Errorf("the time is in %s", listed.CreatedAt.Location())
@@ -218,30 +169,30 @@ func record(s *suite) {
 
 func stack(s *suite) {
 	want := map[string]string{"a": "1", "changed": "2", "c": strings.Repeat("3", 5000), "empty": ""}
-	below := s.container("")
+	below := s.Create("")
 	for name, content := range map[string]string{"a": "1", "changed": "1", "deleted": "1"} {
 		s.Write(s, below, name, content)
 	}
-	middle := s.container(s.snapshot(below))
+	middle := s.Create(s.Publish(below))
 	s.Write(s, middle, "changed", "2")
 	s.Write(s, middle, "deleted too", "2")
-	s.DeleteFile(s, middle, "deleted")
-	top := s.container(s.snapshot(middle))
+	s.on.DeleteFile(s, middle, "deleted")
+	top := s.Create(s.Publish(middle))
 	s.Write(s, top, "c", want["c"])
 	s.Write(s, top, "empty", "")
-	s.DeleteFile(s, top, "deleted too")
+	s.on.DeleteFile(s, top, "deleted too")
 	s.wantFiles(top, want)
-	b := s.backUp(s.snapshot(top))
+	b := s.backUp(s.Publish(top))
 
-	other := s.container("")
+	other := s.Create("")
 	s.Write(s, other, "of the other", "1")
-	restored := s.container(s.restore(b, other))
+	restored := s.Create(s.restore(b, other))
 	s.wantFiles(restored, want)
 	s.wantFiles(other, map[string]string{"of the other": "1"})
 	// The restored snapshot can be used like any other.
 	s.Write(s, restored, "a", "4")
-	s.DeleteFile(s, restored, "c")
-	again := s.container(s.restore(s.backUp(s.snapshot(restored)), other))
+	s.on.DeleteFile(s, restored, "c")
+	again := s.Create(s.restore(s.backUp(s.Publish(restored)), other))
 	s.wantFiles(again, map[string]string{"a": "4", "changed": "2", "empty": ""})
 }
 
@@ -254,45 +205,45 @@ func unchanged(s *suite) {
 	}
 	testkit.Diff(s, "the usage of the second backup", second.Usage, first.Usage)
 	// The second backup needs the content that the first one stored.
-	s.must(s.Backups.Delete(s.ctx, []sandbox.BackupID{first.ID}))
-	s.wantFiles(s.container(s.restore(second, s.container(""))), map[string]string{"large": content})
+	s.Must(s.on.Backups.Delete(s.Ctx, []sandbox.BackupID{first.ID}))
+	s.wantFiles(s.Create(s.restore(second, s.Create(""))), map[string]string{"large": content})
 }
 
 func deletion(s *suite) {
 	snapshot := s.snapshotWith("a", "1")
 	first, second, third := s.backUp(snapshot), s.backUp(snapshot), s.backUp(snapshot)
-	s.must(s.Backups.Delete(s.ctx, nil))
-	s.must(s.Backups.Delete(s.ctx, []sandbox.BackupID{first.ID, sandbox.BackupID(sandbox.NewID()), third.ID, first.ID}))
+	s.Must(s.on.Backups.Delete(s.Ctx, nil))
+	s.Must(s.on.Backups.Delete(s.Ctx, []sandbox.BackupID{first.ID, sandbox.BackupID(sandbox.NewID()), third.ID, first.ID}))
 	s.wantListed(second)
-	s.must(s.Backups.Delete(s.ctx, []sandbox.BackupID{first.ID}))
-	id := s.container("")
-	if _, err := s.Backups.Restore(s.ctx, first, s.snapshotID(), false, ignoreProgress); !errors.Is(err, sandbox.ErrBackupNotFound) {
+	s.Must(s.on.Backups.Delete(s.Ctx, []sandbox.BackupID{first.ID}))
+	id := s.Create("")
+	if _, err := s.on.Backups.Restore(s.Ctx, first, s.SnapshotID(), false, ignoreProgress); !errors.Is(err, sandbox.ErrBackupNotFound) {
 		s.Errorf("restore of a deleted backup: %v", err)
 	}
-	s.wantFiles(s.container(s.restore(second, id)), map[string]string{"a": "1"})
+	s.wantFiles(s.Create(s.restore(second, id)), map[string]string{"a": "1"})
 }
 
 func otherImage(s *suite) {
-	id := s.container("")
+	id := s.Create("")
 	s.Write(s, id, "a", "1")
-	snapshot := s.snapshot(id)
+	snapshot := s.Publish(id)
 	b := s.backUp(snapshot)
-	s.must(s.Disks.Delete(s.ctx, snapshot))
-	s.remove(id)
-	s.RebuildImage(s)
-	id, snapshot = s.container(""), s.snapshotID()
-	_, err := s.Backups.Restore(s.ctx, b, snapshot, false, ignoreProgress)
+	s.Must(s.Disks.Delete(s.Ctx, snapshot))
+	s.Remove(id)
+	s.on.RebuildImage(s)
+	id, snapshot = s.Create(""), s.SnapshotID()
+	_, err := s.on.Backups.Restore(s.Ctx, b, snapshot, false, ignoreProgress)
 	if mismatch, ok := errors.AsType[*sandbox.ImageMismatchError](err); !ok || mismatch.Image != b.Origin.Image {
 		s.Errorf("restore on another image: %v", err)
 	}
-	s.must(s.Disks.Delete(s.ctx, snapshot))
-	snapshot = s.snapshotID()
-	_, err = s.Backups.Restore(s.ctx, b, snapshot, true, ignoreProgress)
-	s.must(err)
-	restored := s.container(snapshot)
+	s.Must(s.Disks.Delete(s.Ctx, snapshot))
+	snapshot = s.SnapshotID()
+	_, err = s.on.Backups.Restore(s.Ctx, b, snapshot, true, ignoreProgress)
+	s.Must(err)
+	restored := s.Create(snapshot)
 	s.wantFiles(restored, map[string]string{"a": "1"})
 	// A backup of the restored disk is based on the new image.
-	if now := s.backUp(s.snapshot(restored)); slices.Equal(now.Layers, b.Layers) {
+	if now := s.backUp(s.Publish(restored)); slices.Equal(now.Layers, b.Layers) {
 		s.Errorf("a backup of the restored disk has the layers of the former image: %q", now.Layers)
 	}
 }
@@ -302,27 +253,27 @@ func owners(s *suite) {
 	b := s.backUp(snapshot)
 	other := s.newBackup()
 	other.Owner += "-2" // begins with the name of the first one
-	other, err := s.Backups.Create(s.ctx, other, snapshot, ignoreProgress)
-	s.must(err)
+	other, err := s.on.Backups.Create(s.Ctx, other, snapshot, ignoreProgress)
+	s.Must(err)
 	s.wantListed(b)
-	testkit.Diff(s, "the list of the other owner", s.list(s.Backups, other.Owner), map[sandbox.BackupID]sandbox.Backup{other.ID: other})
-	if list := s.list(s.Backups, s.owner+"-3"); len(list) != 0 {
+	testkit.Diff(s, "the list of the other owner", s.list(s.on.Backups, other.Owner), map[sandbox.BackupID]sandbox.Backup{other.ID: other})
+	if list := s.list(s.on.Backups, s.owner+"-3"); len(list) != 0 {
 		s.Errorf("an owner without backups has %v", list)
 	}
 }
 
 func anotherClient(s *suite) {
 	before := s.backUp(s.snapshotWith("a", "1"))
-	other := s.MoreBackups(s)
+	other := s.on.MoreBackups(s)
 	after := s.backUp(s.snapshotWith("a", "2"))
 	want := map[sandbox.BackupID]sandbox.Backup{before.ID: before, after.ID: after}
 	testkit.Diff(s, "the list of the other client", s.list(other, s.owner), want)
-	s.must(other.Delete(s.ctx, []sandbox.BackupID{before.ID}))
+	s.Must(other.Delete(s.Ctx, []sandbox.BackupID{before.ID}))
 	s.wantListed(after)
-	snapshot := s.snapshotID()
-	_, err := other.Restore(s.ctx, after, snapshot, false, ignoreProgress)
-	s.must(err)
-	s.wantFiles(s.container(snapshot), map[string]string{"a": "2"})
+	snapshot := s.SnapshotID()
+	_, err := other.Restore(s.Ctx, after, snapshot, false, ignoreProgress)
+	s.Must(err)
+	s.wantFiles(s.Create(snapshot), map[string]string{"a": "2"})
 }
 
 // recording returns a callback for progress, and a function that checks what it got.
@@ -348,38 +299,38 @@ func (s *suite) recording(phase sandbox.BackupPhase) (call func(sandbox.BackupPr
 }
 
 func progress(s *suite) {
-	id := s.container("")
+	id := s.Create("")
 	for _, name := range []string{"a", "b", "c", "d"} {
 		s.Write(s, id, name, random(50_000))
 	}
 	upload, checkUpload := s.recording(sandbox.BackupUpload)
-	b, err := s.Backups.Create(s.ctx, s.newBackup(), s.snapshot(id), upload)
-	s.must(err)
+	b, err := s.on.Backups.Create(s.Ctx, s.newBackup(), s.Publish(id), upload)
+	s.Must(err)
 	checkUpload()
 	download, checkDownload := s.recording(sandbox.BackupDownload)
-	_, err = s.Backups.Restore(s.ctx, b, s.snapshotID(), false, download)
-	s.must(err)
+	_, err = s.on.Backups.Restore(s.Ctx, b, s.SnapshotID(), false, download)
+	s.Must(err)
 	checkDownload()
 }
 
 func endedContext(s *suite) {
-	id := s.container("")
+	id := s.Create("")
 	content := random(200_000)
 	s.Write(s, id, "a", content)
-	snapshot := s.snapshot(id)
-	ended, cancel := context.WithCancel(s.ctx)
+	snapshot := s.Publish(id)
+	ended, cancel := context.WithCancel(s.Ctx)
 	cancel()
-	if _, err := s.Backups.Create(ended, s.newBackup(), snapshot, ignoreProgress); !errors.Is(err, context.Canceled) {
+	if _, err := s.on.Backups.Create(ended, s.newBackup(), snapshot, ignoreProgress); !errors.Is(err, context.Canceled) {
 		s.Errorf("create: %v", err)
 	}
-	if _, err := s.Backups.List(ended, s.owner); !errors.Is(err, context.Canceled) {
+	if _, err := s.on.Backups.List(ended, s.owner); !errors.Is(err, context.Canceled) {
 		s.Errorf("list: %v", err)
 	}
 	s.wantListed()
 	// The upload may be complete when the context ends.
-	ctx, cancel := context.WithCancel(s.ctx)
+	ctx, cancel := context.WithCancel(s.Ctx)
 	defer cancel()
-	b, err := s.Backups.Create(ctx, s.newBackup(), snapshot, func(sandbox.BackupProgress) { cancel() })
+	b, err := s.on.Backups.Create(ctx, s.newBackup(), snapshot, func(sandbox.BackupProgress) { cancel() })
 	if err == nil {
 		s.wantListed(b)
 	} else {
@@ -389,34 +340,34 @@ func endedContext(s *suite) {
 		s.wantListed()
 		b = s.backUp(snapshot)
 	}
-	if err := s.Backups.Delete(ended, []sandbox.BackupID{b.ID}); !errors.Is(err, context.Canceled) {
+	if err := s.on.Backups.Delete(ended, []sandbox.BackupID{b.ID}); !errors.Is(err, context.Canceled) {
 		s.Errorf("delete: %v", err)
 	}
 	s.wantListed(b)
 
-	restored := s.snapshotID()
-	ctx, cancel = context.WithCancel(s.ctx)
+	restored := s.SnapshotID()
+	ctx, cancel = context.WithCancel(s.Ctx)
 	defer cancel()
-	if _, err := s.Backups.Restore(ctx, b, restored, false, func(sandbox.BackupProgress) { cancel() }); err != nil {
+	if _, err := s.on.Backups.Restore(ctx, b, restored, false, func(sandbox.BackupProgress) { cancel() }); err != nil {
 		if !errors.Is(err, context.Canceled) {
 			s.Errorf("restore: %v", err)
 		}
 		spec := s.Spec(s, sandbox.NewID())
 		spec.ImageRef = sandbox.SnapshotRef(restored)
-		if err := s.Engine.Create(s.ctx, spec); !errors.Is(err, sandbox.ErrImageMissing) {
+		if err := s.Engine.Create(s.Ctx, spec); !errors.Is(err, sandbox.ErrImageMissing) {
 			s.Errorf("container of an unfinished snapshot: %v", err)
 		}
 	}
-	s.must(s.Disks.Delete(s.ctx, restored))
-	usage, err := s.Disks.Measure(s.ctx, "", restored)
+	s.Must(s.Disks.Delete(s.Ctx, restored))
+	usage, err := s.Disks.Measure(s.Ctx, "", restored)
 	if err == nil && usage != (sandbox.DiskUsage{}) {
 		s.Errorf("the deleted snapshot has %+v", usage)
 	}
-	s.wantFiles(s.container(s.restore(b, id)), map[string]string{"a": content})
+	s.wantFiles(s.Create(s.restore(b, id)), map[string]string{"a": content})
 }
 
 func unknown(s *suite) {
-	if _, err := s.Backups.Create(s.ctx, s.newBackup(), sandbox.SnapshotID(sandbox.NewID()), ignoreProgress); err == nil {
+	if _, err := s.on.Backups.Create(s.Ctx, s.newBackup(), sandbox.SnapshotID(sandbox.NewID()), ignoreProgress); err == nil {
 		s.Error("stored an unknown snapshot")
 	}
 	s.wantListed()

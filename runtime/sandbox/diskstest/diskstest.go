@@ -49,65 +49,70 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"EndedContextEndsTheCall", endedContext},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			c.test(&suite{T: t, ctx: testkit.Context(t), System: open(t)})
+			c.test(&suite{Fixture{T: t, Ctx: testkit.Context(t), System: open(t)}})
 		})
 	}
 }
 
-type suite struct {
+// Fixture has the operations that tests on a System share. Its methods end the test on an error.
+type Fixture struct {
 	*testing.T
-	ctx context.Context
+	Ctx context.Context
 	System
 }
 
-func (s *suite) must(err error) {
-	s.Helper()
+// Must ends the test on an error.
+func (f *Fixture) Must(err error) {
+	f.Helper()
 	if err != nil {
-		s.Fatal(err)
+		f.Fatal(err)
 	}
 }
 
-// create creates a container, from a snapshot if one is named, and removes it with the test.
-func (s *suite) create(from sandbox.SnapshotID) sandbox.ID {
-	s.Helper()
+// Create creates a container, from a snapshot if one is named, and removes it with the test.
+func (f *Fixture) Create(from sandbox.SnapshotID) sandbox.ID {
+	f.Helper()
 	id := sandbox.NewID()
-	spec := s.Spec(s, id)
+	spec := f.Spec(f, id)
 	if from != "" {
 		spec.ImageRef = sandbox.SnapshotRef(from)
 	}
-	s.must(s.Engine.Create(s.ctx, spec))
-	s.Cleanup(func() { s.remove(id) })
+	f.Must(f.Engine.Create(f.Ctx, spec))
+	f.Cleanup(func() { f.Remove(id) })
 	return id
 }
 
-func (s *suite) remove(id sandbox.ID) {
-	s.Helper()
+// Remove removes a container. Idempotent.
+func (f *Fixture) Remove(id sandbox.ID) {
+	f.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
-	s.must(s.Engine.Remove(ctx, id))
+	f.Must(f.Engine.Remove(ctx, id))
 }
 
-// snapshot returns a new id, and deletes its snapshot with the test, before the containers that
+// SnapshotID returns a new id, and deletes its snapshot with the test, before the containers that
 // were created earlier.
-func (s *suite) snapshot() sandbox.SnapshotID {
+func (f *Fixture) SnapshotID() sandbox.SnapshotID {
 	id := sandbox.SnapshotID(sandbox.NewID())
-	s.Cleanup(func() {
+	f.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
-		s.must(s.Disks.Delete(ctx, id))
+		f.Must(f.Disks.Delete(ctx, id))
 	})
 	return id
 }
 
-// publish returns a snapshot of a container.
-func (s *suite) publish(id sandbox.ID) sandbox.SnapshotID {
-	s.Helper()
-	snapshot := s.snapshot()
-	_, err := s.Disks.Capture(s.ctx, id, snapshot)
-	s.must(err)
-	s.must(s.Disks.Publish(s.ctx, id, snapshot))
+// Publish returns a snapshot of a container.
+func (f *Fixture) Publish(id sandbox.ID) sandbox.SnapshotID {
+	f.Helper()
+	snapshot := f.SnapshotID()
+	_, err := f.Disks.Capture(f.Ctx, id, snapshot)
+	f.Must(err)
+	f.Must(f.Disks.Publish(f.Ctx, id, snapshot))
 	return snapshot
 }
+
+type suite struct{ Fixture }
 
 func (s *suite) want(id sandbox.ID, files map[string]string) {
 	s.Helper()
@@ -115,108 +120,108 @@ func (s *suite) want(id sandbox.ID, files map[string]string) {
 }
 
 func capture(s *suite) {
-	id := s.create("")
+	id := s.Create("")
 	s.Write(s, id, "a", "1")
-	snapshot := s.snapshot()
-	usage, err := s.Disks.Capture(s.ctx, id, snapshot)
-	s.must(err)
+	snapshot := s.SnapshotID()
+	usage, err := s.Disks.Capture(s.Ctx, id, snapshot)
+	s.Must(err)
 	if usage.Entries == 0 {
 		s.Error("the disk with a file has no entries")
 	}
 	s.Write(s, id, "a", "2")
-	s.must(s.Disks.Publish(s.ctx, id, snapshot))
+	s.Must(s.Disks.Publish(s.Ctx, id, snapshot))
 	s.Write(s, id, "b", "2")
-	s.want(s.create(snapshot), map[string]string{"a": "1"})
+	s.want(s.Create(snapshot), map[string]string{"a": "1"})
 	s.want(id, map[string]string{"a": "2", "b": "2"})
-	measured, err := s.Disks.Measure(s.ctx, "", snapshot)
-	s.must(err)
+	measured, err := s.Disks.Measure(s.Ctx, "", snapshot)
+	s.Must(err)
 	if measured != usage {
 		s.Errorf("the snapshot has %+v, %+v were captured", measured, usage)
 	}
 }
 
 func prefetch(s *suite) {
-	id := s.create("")
+	id := s.Create("")
 	s.Write(s, id, "same", "1")
 	s.Write(s, id, "changed", "1")
-	snapshot := s.snapshot()
-	s.must(s.Disks.Prefetch(s.ctx, id, snapshot))
+	snapshot := s.SnapshotID()
+	s.Must(s.Disks.Prefetch(s.Ctx, id, snapshot))
 	s.Write(s, id, "changed", "2")
 	s.Write(s, id, "new", "2")
-	_, err := s.Disks.Capture(s.ctx, id, snapshot)
-	s.must(err)
-	s.must(s.Disks.Publish(s.ctx, id, snapshot))
-	s.want(s.create(snapshot), map[string]string{"same": "1", "changed": "2", "new": "2"})
+	_, err := s.Disks.Capture(s.Ctx, id, snapshot)
+	s.Must(err)
+	s.Must(s.Disks.Publish(s.Ctx, id, snapshot))
+	s.want(s.Create(snapshot), map[string]string{"same": "1", "changed": "2", "new": "2"})
 }
 
 func move(s *suite) {
-	id := s.create("")
+	id := s.Create("")
 	s.Write(s, id, "a", "1")
-	snapshot := s.snapshot()
-	if moved, err := s.Disks.Moved(s.ctx, snapshot); moved || err != nil {
+	snapshot := s.SnapshotID()
+	if moved, err := s.Disks.Moved(s.Ctx, snapshot); moved || err != nil {
 		s.Errorf("before the move: %t, %v", moved, err)
 	}
-	s.must(s.Disks.Move(s.ctx, id, snapshot))
-	if moved, err := s.Disks.Moved(s.ctx, snapshot); !moved || err != nil {
+	s.Must(s.Disks.Move(s.Ctx, id, snapshot))
+	if moved, err := s.Disks.Moved(s.Ctx, snapshot); !moved || err != nil {
 		s.Errorf("after the move: %t, %v", moved, err)
 	}
 	s.want(id, map[string]string{})
-	s.want(s.create(snapshot), map[string]string{"a": "1"})
+	s.want(s.Create(snapshot), map[string]string{"a": "1"})
 }
 
 func stack(s *suite) {
 	var snapshot sandbox.SnapshotID
 	want := map[string]string{}
 	for i, name := range []string{"a", "b", "c", "d"} {
-		id := s.create(snapshot)
+		id := s.Create(snapshot)
 		s.Write(s, id, name, name)
 		s.Write(s, id, "last", name)
 		want[name], want["last"] = name, name
 		if i%2 == 0 {
-			snapshot = s.publish(id)
+			snapshot = s.Publish(id)
 			continue
 		}
-		snapshot = s.snapshot()
-		s.must(s.Disks.Move(s.ctx, id, snapshot))
+		snapshot = s.SnapshotID()
+		s.Must(s.Disks.Move(s.Ctx, id, snapshot))
 	}
-	s.want(s.create(snapshot), want)
+	s.want(s.Create(snapshot), want)
 }
 
 func discard(s *suite) {
-	base := s.create("")
+	base := s.Create("")
 	s.Write(s, base, "base", "1")
-	snapshot := s.publish(base)
-	id := s.create(snapshot)
+	snapshot := s.Publish(base)
+	id := s.Create(snapshot)
 	s.Write(s, id, "a", "1")
-	s.must(s.Disks.Discard(s.ctx, id))
+	s.Must(s.Disks.Discard(s.Ctx, id))
 	s.want(id, map[string]string{"base": "1"})
 }
 
 func deletion(s *suite) {
-	source := s.create("")
+	source := s.Create("")
 	s.Write(s, source, "a", "1")
-	snapshot := s.publish(source)
-	id := s.create(snapshot)
-	if err := s.Disks.Delete(s.ctx, snapshot); !errors.Is(err, sandbox.ErrSnapshotInUse) {
+	snapshot := s.Publish(source)
+	id := s.Create(snapshot)
+	if err := s.Disks.Delete(s.Ctx, snapshot); !errors.Is(err, sandbox.ErrSnapshotInUse) {
 		s.Errorf("delete of a snapshot in use: %v", err)
 	}
 	s.want(id, map[string]string{"a": "1"})
 	s.Write(s, id, "b", "2")
-	child := s.publish(id)
-	s.remove(id)
+	child := s.Publish(id)
+	s.Remove(id)
 	for range 2 {
-		s.must(s.Disks.Delete(s.ctx, snapshot))
+		s.Must(s.Disks.Delete(s.Ctx, snapshot))
 	}
 	spec := s.Spec(s, sandbox.NewID())
 	spec.ImageRef = sandbox.SnapshotRef(snapshot)
-	if err := s.Engine.Create(s.ctx, spec); !errors.Is(err, sandbox.ErrImageMissing) {
+	if err := s.Engine.Create(s.Ctx, spec); !errors.Is(err, sandbox.ErrImageMissing) {
 		s.Errorf("container of a deleted snapshot: %v", err)
 	}
-	s.want(s.create(child), map[string]string{"a": "1", "b": "2"})
+	s.want(s.Create(child), map[string]string{"a": "1", "b": "2"})
 }
 
 func unfinished(s *suite) {
-	id := s.create("")
+	id := s.Create("")
 	s.Write(s, id, "a", "1")
 	for _, call := range []func(context.Context, sandbox.ID, sandbox.SnapshotID) error{
 		s.Disks.Prefetch,
@@ -225,21 +230,21 @@ func unfinished(s *suite) {
 			return err
 		},
 	} {
-		snapshot := s.snapshot()
-		s.must(call(s.ctx, id, snapshot))
-		s.must(s.Disks.Delete(s.ctx, snapshot))
-		if err := s.Disks.Publish(s.ctx, id, snapshot); err == nil {
+		snapshot := s.SnapshotID()
+		s.Must(call(s.Ctx, id, snapshot))
+		s.Must(s.Disks.Delete(s.Ctx, snapshot))
+		if err := s.Disks.Publish(s.Ctx, id, snapshot); err == nil {
 			s.Error("published a snapshot that was deleted")
 		}
 	}
 }
 
 func usage(s *suite) {
-	id := s.create("")
+	id := s.Create("")
 	measure := func(limit sandbox.DiskUsage) sandbox.DiskUsage {
 		s.Helper()
-		u, err := s.Disks.Usage(s.ctx, id, 0, limit)
-		s.must(err)
+		u, err := s.Disks.Usage(s.Ctx, id, 0, limit)
+		s.Must(err)
 		return u
 	}
 	none := measure(sandbox.DiskUsage{})
@@ -259,15 +264,15 @@ func usage(s *suite) {
 	if got := measure(sandbox.DiskUsage{Bytes: 1}); got.Bytes <= 1 {
 		s.Errorf("limit 1 byte: %s", got)
 	}
-	snapshot := s.publish(id)
-	if u, err := s.Disks.Usage(s.ctx, s.create(snapshot), 0, sandbox.DiskUsage{}); err != nil || u.Entries > none.Entries {
+	snapshot := s.Publish(id)
+	if u, err := s.Disks.Usage(s.Ctx, s.Create(snapshot), 0, sandbox.DiskUsage{}); err != nil || u.Entries > none.Entries {
 		s.Errorf("a new disk based on a snapshot: %s, %v; want %s", u, err, none)
 	}
 }
 
 func space(s *suite) {
 	spaces, err := s.Disks.Space()
-	s.must(err)
+	s.Must(err)
 	if len(spaces) == 0 {
 		s.Error("no file system")
 	}
@@ -280,14 +285,14 @@ func space(s *suite) {
 }
 
 func export(s *suite) {
-	base := s.create("")
+	base := s.Create("")
 	s.Write(s, base, "a", "1")
 	s.Write(s, base, "b", "1")
-	id := s.create(s.publish(base))
+	id := s.Create(s.Publish(base))
 	s.Write(s, id, "b", "2")
-	snapshot := s.publish(id)
-	archive, err := s.Disks.Export(s.ctx, snapshot, "localhost/name:tag")
-	s.must(err)
+	snapshot := s.Publish(id)
+	archive, err := s.Disks.Export(s.Ctx, snapshot, "localhost/name:tag")
+	s.Must(err)
 	defer archive.Close()
 	image := imagetest.Read(s, archive)
 	testkit.Diff(s, "names", image.Names, []string{"localhost/name:tag"})
@@ -301,39 +306,39 @@ func export(s *suite) {
 }
 
 func endedExport(s *suite) {
-	id := s.create("")
+	id := s.Create("")
 	s.Write(s, id, "a", "1")
-	snapshot := s.publish(id)
-	if _, err := s.Disks.Export(s.ctx, sandbox.SnapshotID(sandbox.NewID()), "localhost/name:tag"); err == nil {
+	snapshot := s.Publish(id)
+	if _, err := s.Disks.Export(s.Ctx, sandbox.SnapshotID(sandbox.NewID()), "localhost/name:tag"); err == nil {
 		s.Error("exported an unknown snapshot")
 	}
-	ctx, cancel := context.WithCancel(s.ctx)
+	ctx, cancel := context.WithCancel(s.Ctx)
 	defer cancel()
 	archive, err := s.Disks.Export(ctx, snapshot, "localhost/name:tag")
-	s.must(err)
+	s.Must(err)
 	cancel()
 	if _, err := io.Copy(io.Discard, archive); !errors.Is(err, context.Canceled) {
 		s.Errorf("read after the end of the context: %v", err)
 	}
 	for range 2 {
-		s.must(archive.Close())
+		s.Must(archive.Close())
 	}
-	archive, err = s.Disks.Export(s.ctx, snapshot, "localhost/name:tag")
-	s.must(err)
-	s.must(archive.Close())
+	archive, err = s.Disks.Export(s.Ctx, snapshot, "localhost/name:tag")
+	s.Must(err)
+	s.Must(archive.Close())
 	if _, err := io.Copy(io.Discard, archive); err == nil {
 		s.Error("read the whole archive after Close")
 	}
 }
 
 func unknown(s *suite) {
-	id, snapshot := sandbox.NewID(), s.snapshot()
-	_, captured := s.Disks.Capture(s.ctx, id, snapshot)
-	_, measured := s.Disks.Measure(s.ctx, id, "")
-	_, used := s.Disks.Usage(s.ctx, id, 0, sandbox.DiskUsage{})
+	id, snapshot := sandbox.NewID(), s.SnapshotID()
+	_, captured := s.Disks.Capture(s.Ctx, id, snapshot)
+	_, measured := s.Disks.Measure(s.Ctx, id, "")
+	_, used := s.Disks.Usage(s.Ctx, id, 0, sandbox.DiskUsage{})
 	for name, err := range map[string]error{
-		"usage": used, "prefetch": s.Disks.Prefetch(s.ctx, id, snapshot), "capture": captured, "measure": measured,
-		"move": s.Disks.Move(s.ctx, id, snapshot), "discard": s.Disks.Discard(s.ctx, id),
+		"usage": used, "prefetch": s.Disks.Prefetch(s.Ctx, id, snapshot), "capture": captured, "measure": measured,
+		"move": s.Disks.Move(s.Ctx, id, snapshot), "discard": s.Disks.Discard(s.Ctx, id),
 	} {
 		if !errors.Is(err, sandbox.ErrNoContainer) {
 			s.Errorf("%s: %v", name, err)
@@ -342,8 +347,8 @@ func unknown(s *suite) {
 }
 
 func endedContext(s *suite) {
-	id, snapshot := s.create(""), s.snapshot()
-	ctx, cancel := context.WithCancel(s.ctx)
+	id, snapshot := s.Create(""), s.SnapshotID()
+	ctx, cancel := context.WithCancel(s.Ctx)
 	cancel()
 	if err := s.Disks.Prefetch(ctx, id, snapshot); !errors.Is(err, context.Canceled) {
 		s.Errorf("prefetch: %v", err)
@@ -351,7 +356,7 @@ func endedContext(s *suite) {
 	if _, err := s.Disks.Usage(ctx, id, 0, sandbox.DiskUsage{}); !errors.Is(err, context.Canceled) {
 		s.Errorf("usage: %v", err)
 	}
-	expired, cancel := context.WithDeadline(s.ctx, time.Now().Add(-time.Second))
+	expired, cancel := context.WithDeadline(s.Ctx, time.Now().Add(-time.Second))
 	defer cancel()
 	if _, err := s.Disks.Capture(expired, id, snapshot); !errors.Is(err, context.DeadlineExceeded) {
 		s.Errorf("capture: %v", err)
