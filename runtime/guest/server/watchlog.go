@@ -21,6 +21,7 @@ const (
 // ready. It is not safe for concurrent use.
 type watchLog struct {
 	events []guest.WatchEvent
+	unused int    // how many elements of the array of events were dropped
 	last   uint64 // Seq of the newest event
 	bytes  int    // of the events
 	sent   uint64 // Seq of the newest event that was read
@@ -52,15 +53,34 @@ func (l *watchLog) drop() {
 	l.bytes -= costOf(&l.events[0])
 	l.events[0] = guest.WatchEvent{}
 	l.events = l.events[1:]
+	if l.unused++; l.unused > len(l.events)/4 {
+		l.compact()
+	}
+}
+
+// compact moves the events to an array of their size, and their paths to another. A burst has
+// enlarged the former, and left each path among garbage, whose pages it holds.
+func (l *watchLog) compact() {
+	size := 0
+	for _, ev := range l.events {
+		size += len(ev.Path) + len(ev.From)
+	}
+	paths := make([]byte, 0, size)
+	move := func(path []byte) []byte {
+		paths = append(paths, path...)
+		return paths[len(paths)-len(path):]
+	}
+	l.events, l.unused = append(make([]guest.WatchEvent, 0, len(l.events)), l.events...), 0
+	for i := range l.events {
+		ev := &l.events[i]
+		ev.Path, ev.From = move(ev.Path), move(ev.From)
+	}
 }
 
 // release drops events up to a Seq, as long as more than retainedWatchLog is stored.
 func (l *watchLog) release(upTo uint64) {
 	for l.bytes > retainedWatchLog && l.first() <= upTo {
 		l.drop()
-	}
-	if len(l.events) == 0 {
-		l.events = nil
 	}
 }
 
