@@ -381,18 +381,19 @@ func TestDisconnectInsideARune(t *testing.T) {
 	open := func(since *int64) *client.Terminal {
 		t.Helper()
 		term, err := n.API.OpenTerminal(testkit.Context(t), b.id, client.TerminalOptions{ID: "main", Since: since,
-			Command: `stty -opost -echo; mkfifo /tmp/go; printf '|\344\270'; read x </tmp/go; printf '\226|'; read x </tmp/go`})
+			Command: `stty -opost -echo; mkfifo /tmp/go /tmp/end; printf '|\344\270'; read x </tmp/go; printf '\226|'; read x </tmp/end`})
 		b.must(err)
 		t.Cleanup(func() { term.Close() })
 		return term
 	}
-	// read reads until the end of what it has read is text.
+	// read reads until the terminal is ready and the end of what it has read is text.
 	read := func(term *client.Terminal, text string) string {
 		t.Helper()
 		var seen []byte
-		for !bytes.HasSuffix(seen, []byte(text)) {
+		for ready := false; !ready || !bytes.HasSuffix(seen, []byte(text)); {
 			ev, err := term.Next()
 			b.must(err)
+			ready = ready || ev.Ready != nil
 			if ev.Exit != nil || ev.Truncated != nil {
 				t.Fatalf("%+v after %q", ev, seen)
 			}
@@ -414,5 +415,5 @@ func TestDisconnectInsideARune(t *testing.T) {
 	if got := read(open(nil), rune+"|"); got != "|"+rune+"|" || !utf8.ValidString(got) {
 		t.Errorf("began with %q", got)
 	}
-	b.exec("echo >/tmp/go")
+	b.exec("echo >/tmp/end")
 }

@@ -173,9 +173,11 @@ func TestWatchOfABurst(t *testing.T) {
 	}
 	guest := b.hostPID()
 	b.sleep()
-	if size := testnode.Memory(t, guest, "VmRSS"); size > mostGuest {
+	size := testnode.Memory(t, guest, "VmRSS")
+	if size > mostGuest {
 		t.Errorf("the guest has %d bytes", size)
 	}
+	t.Logf("the guest has %d bytes, at most %d", size, testnode.Memory(t, guest, "VmHWM"))
 }
 
 func TestWatchSleepsWithItsSandbox(t *testing.T) {
