@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/disk/wire"
+	"github.com/doze-run/doze/runtime/netns"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/testkit"
 )
@@ -43,9 +44,9 @@ func TestCopyThatBeginsAfterItsCancellationIsCanceled(t *testing.T) {
 		t.Fatal(err)
 	}
 	served := make(chan struct{})
-	go func() { defer close(served); server.ServeCodec(jsonrpc.NewServerCodec(there)) }() // ended by h.client.Close
-	h := &helper{client: jsonrpc.NewClient(here)}
-	defer func() { h.client.Close(); <-served }()
+	go func() { defer close(served); server.ServeCodec(jsonrpc.NewServerCodec(there)) }() // ended by h.Client.Close
+	h := &netns.Service{Client: jsonrpc.NewClient(here)}
+	defer func() { h.Client.Close(); <-served }()
 	c := New(Config{})
 	c.current = h
 	ctx, cancel := context.WithCancel(t.Context())

@@ -12,9 +12,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/rpc"
-	"net/rpc/jsonrpc"
 	"os"
 	"os/exec"
 	"slices"
@@ -62,14 +60,8 @@ type Client struct {
 	copies *semaphore.Weighted // of maxCopies
 
 	mu      sync.Mutex
-	current *helper
+	current *netns.Service // the helper
 	closed  bool
-}
-
-// helper is one running helper process.
-type helper struct {
-	cmd    *exec.Cmd
-	client *rpc.Client
 }
 
 // New returns a Client, which starts its helper with the first request. The caller closes it.
@@ -87,12 +79,8 @@ func (c *Client) stopLocked() error {
 	if c.current == nil {
 		return nil
 	}
-	h := c.current
+	c.current.Close(time.Second) // it copies
 	c.current = nil
-	_ = h.client.Close()
-	kill := time.AfterFunc(time.Second, func() { _ = h.cmd.Process.Kill() }) // it copies
-	defer kill.Stop()
-	_ = h.cmd.Wait() // its exit code has no meaning
 	return nil
 }
 
@@ -214,11 +202,11 @@ func (c *Client) callHelper(ctx context.Context, method string, id sandbox.ID, r
 	}
 	h, err := c.helper(ctx)
 	if err == nil {
-		call := h.client.Go(wire.Service+"."+method, request, &reply, make(chan *rpc.Call, 1))
+		call := h.Go(wire.Service+"."+method, request, &reply, make(chan *rpc.Call, 1))
 		select {
 		case <-call.Done:
 		case <-ctx.Done():
-			h.cancel(call, request)
+			cancel(h, call, request)
 		}
 		if err = call.Error; err != nil {
 			c.lost(h)
@@ -242,11 +230,11 @@ func (c *Client) callHelper(ctx context.Context, method string, id sandbox.ID, r
 
 // cancel cancels the copy of a call until the call has ended. The helper serves requests
 // concurrently: it may find nothing to cancel yet.
-func (h *helper) cancel(call *rpc.Call, request wire.Request) {
+func cancel(h *netns.Service, call *rpc.Call, request wire.Request) {
 	again := time.NewTicker(cancelPause)
 	defer again.Stop()
 	for {
-		h.client.Go(wire.Service+".Cancel", request, new(wire.Reply), make(chan *rpc.Call, 1))
+		h.Go(wire.Service+".Cancel", request, new(wire.Reply), make(chan *rpc.Call, 1))
 		select {
 		case <-call.Done:
 			return
@@ -278,7 +266,7 @@ func (f failure) Is(target error) bool {
 }
 
 // lost forgets a helper that has ended.
-func (c *Client) lost(h *helper) {
+func (c *Client) lost(h *netns.Service) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.current == h {
@@ -287,7 +275,7 @@ func (c *Client) lost(h *helper) {
 }
 
 // helper returns the running helper, and starts one if necessary.
-func (c *Client) helper(ctx context.Context) (*helper, error) {
+func (c *Client) helper(ctx context.Context) (*netns.Service, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -306,55 +294,27 @@ func (c *Client) helper(ctx context.Context) (*helper, error) {
 	return h, nil
 }
 
-func (c *Client) start(ctx context.Context) (_ *helper, err error) {
-	userNS, err := netns.UserNamespace(ctx, c.cfg.NetnsHelper)
+// start starts a helper and configures it. Podman's storage makes mounts private, for which the helper needs a mount
+// namespace of its own.
+func (c *Client) start(ctx context.Context) (*netns.Service, error) {
+	h, err := netns.StartService(ctx, c.cfg.NetnsHelper, "disk helper", c.cfg.Log, "unshare", "--mount", "--", c.cfg.Helper, "serve")
 	if err != nil {
 		return nil, err
 	}
-	defer userNS.Close()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "disk helper"), os.NewFile(uintptr(fds[1]), "disk helper")
-	defer ours.Close()
-	defer theirs.Close()
-	conn, err := net.FileConn(ours)
-	if err != nil {
-		return nil, err
-	}
-	h := &helper{cmd: c.command(context.Background(), userNS, "serve"), client: jsonrpc.NewClient(conn)}
-	h.cmd.Stdin = theirs
-	h.cmd.Stderr = lines{c.cfg.Log}
-	if err := h.cmd.Start(); err != nil {
-		_ = h.client.Close()
-		return nil, err
-	}
-	theirs.Close()
 	var reply wire.Reply
-	configured := h.client.Go(wire.Service+".Configure", c.config(), &reply, make(chan *rpc.Call, 1))
-	select {
-	case <-configured.Done:
-		err = configured.Error
-		if err == nil && reply.Error != "" {
-			err = errors.New(reply.Error)
-		}
-	case <-ctx.Done():
-		err = ctx.Err()
+	err = h.CallWithin(ctx, wire.Service+".Configure", c.config(), &reply)
+	if err == nil && reply.Error != "" {
+		err = errors.New(reply.Error)
 	}
 	if err != nil {
-		_ = h.client.Close()
-		_ = h.cmd.Process.Kill()
-		_ = h.cmd.Wait()
+		h.Close(0)
 		return nil, err
 	}
-	c.cfg.Log.Info("disk helper started", "pid", h.cmd.Process.Pid)
 	return h, nil
 }
 
 // command returns a command that runs the helper in Podman's user namespace until ctx ends.
 func (c *Client) command(ctx context.Context, userNS *os.File, name string) *exec.Cmd {
-	// Podman's storage makes mounts private, for which it needs a mount namespace of its own.
 	cmd := netns.Command(ctx, userNS, "unshare", "--mount", "--", c.cfg.Helper, name)
 	cmd.WaitDelay = time.Second
 	return cmd
@@ -367,14 +327,6 @@ func (c *Client) config() wire.Config {
 		GraphRoot: storage.GraphRoot, RunRoot: storage.RunRoot, Driver: storage.Driver, Options: storage.Options,
 		Folder: c.cfg.Folder, Run: c.cfg.Run, Node: c.cfg.Node, IDs: wire.IDs{Container: podman.MappedIDs.ContainerID, Host: podman.MappedIDs.HostID, Size: podman.MappedIDs.Size},
 	}
-}
-
-// lines writes what the helper prints to the log.
-type lines struct{ log *slog.Logger }
-
-func (l lines) Write(p []byte) (int, error) {
-	l.log.Warn("disk helper printed a warning", "text", string(p[:min(len(p), 1000)]))
-	return len(p), nil
 }
 
 var (
