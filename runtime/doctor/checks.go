@@ -322,15 +322,24 @@ func StorageDriver(driver string) Finding {
 // tun checks the TUN device, which carries a sandbox's network; no sandbox starts without
 // it.
 func tun(_ context.Context, cfg Config) Finding {
-	const device = "/dev/net/tun"
-	err := cfg.Host.OpenDevice(device)
+	return device(cfg, "/dev/net/tun", "tun", LevelError, "")
+}
+
+// fuse checks the FUSE device, without which buckets cannot be mounted.
+func fuse(_ context.Context, cfg Config) Finding {
+	return device(cfg, "/dev/fuse", "fuse", LevelWarning, "; buckets cannot be mounted")
+}
+
+// device checks a device of a kernel module.
+func device(cfg Config, path, module string, level Level, consequence string) Finding {
+	err := cfg.Host.OpenDevice(path)
 	switch {
 	case err == nil:
-		return passed("%s can be opened", device)
+		return passed("%s can be opened", path)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENODEV):
-		return failed(LevelError, "modprobe tun; in a container: --device "+device, "there is no %s", device)
+		return failed(level, "modprobe "+module+"; in a container: --device "+path, "there is no %s%s", path, consequence)
 	default:
-		return failed(LevelError, "chmod 0666 "+device, "%s cannot be opened: %v", device, err)
+		return failed(level, "chmod 0666 "+path, "%s cannot be opened: %v%s", path, err, consequence)
 	}
 }
 

@@ -93,6 +93,7 @@ func Check(ctx context.Context, cfg Config) []Finding {
 		{storageCheck, storage},
 		{"tun", tun},
 		{"network", network},
+		{"fuse", fuse},
 		{"disk", disk},
 		{"disk limits", diskLimits},
 		{"inotify", atLeast("fs.inotify.max_user_instances", minInotify, "each sandbox uses one inotify instance")},
