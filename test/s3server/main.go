@@ -35,6 +35,9 @@ const connections = 1024
 // maxParts is the maximum number of parts of a multipart upload, as in Amazon S3.
 const maxParts = 10_000
 
+// maxCopy is the maximum size in bytes of an object that one request copies, as in Amazon S3.
+const maxCopy = 5 << 30
+
 func main() {
 	folder := flag.String("folder", "", "the folder of the buckets; its file system must support extended attributes")
 	address := flag.String("address", "127.0.0.1:0", "the loopback address to listen on; port 0 is a free port")
@@ -62,7 +65,7 @@ func run(folder, address, access, secret string) error {
 	if err := checkAttributes(folder); err != nil {
 		return err
 	}
-	backend, err := posix.New(folder, meta.XattrMeta{}, posix.PosixOpts{})
+	backend, err := posix.New(folder, meta.XattrMeta{}, posix.PosixOpts{CopyObjectThreshold: maxCopy})
 	if err != nil {
 		return fmt.Errorf("open %s: %w", folder, err)
 	}
