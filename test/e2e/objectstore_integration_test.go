@@ -392,13 +392,13 @@ type remains struct {
 	Snapshots                  int      // in the list of the API
 }
 
-func (n *backupNode) remains(t *testing.T) remains {
+func (n *node) remains(t *testing.T) remains {
 	t.Helper()
 	info, err := n.API.Node(testkit.Context(t))
 	testkit.NoError(t, "node", err)
 	snapshots, err := n.API.Snapshots(testkit.Context(t), "")
 	testkit.NoError(t, "snapshots", err)
-	root := graphRoot(t, n.node)
+	root := graphRoot(t, n)
 	type item struct {
 		ID, Layer string
 		Names     []string
@@ -461,7 +461,7 @@ func (n *node) backupHelpers() (pids []int) {
 }
 
 // awaitRemains waits until the node has what it had before.
-func (n *backupNode) awaitRemains(t *testing.T, before remains) {
+func (n *node) awaitRemains(t *testing.T, before remains) {
 	t.Helper()
 	testkit.Eventually(t, "the helpers have ended", func() bool { return len(n.backupHelpers()) == 0 })
 	var now remains
