@@ -60,10 +60,10 @@ doctor: build ## check this host and the running node; each finding has its reme
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	@$(ENTER) -- $(TEST_HOME)/bin/doze doctor
 
-build: policies ## the programs: bin/doze, bin/doze-node, bin/doze-guest, bin/doze-netns, bin/doze-disk and bin/doze-backup
+build: policies ## the programs: bin/doze, bin/doze-node, bin/doze-guest, bin/doze-netns, bin/doze-disk, bin/doze-backup and bin/doze-bucket
 	@mkdir -p bin
 	CGO_ENABLED=0 go build $(COMPILE) -ldflags "-s -w -X main.buildVersion=$(VERSION) -X $(VERSION_PACKAGE).release=$(VERSION)" \
-		-o bin/ ./cmd/doze ./cmd/doze-node ./cmd/doze-netns ./cmd/doze-disk ./cmd/doze-backup
+		-o bin/ ./cmd/doze ./cmd/doze-node ./cmd/doze-netns ./cmd/doze-disk ./cmd/doze-backup ./cmd/doze-bucket
 	@# The guest speaks HTTP/1.1 alone: without HTTP/2 each sandbox uses 80 KB less.
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS) nethttpomithttp2" -ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/ ./cmd/doze-guest
 

@@ -150,6 +150,7 @@ func New(cfg Config) (*API, error) {
 	a.registerSessions()
 	a.registerSnapshots()
 	a.registerBackups()
+	a.registerMounts()
 	a.registerContexts()
 	a.registerEnvironment()
 	a.registerWatch()

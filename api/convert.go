@@ -140,6 +140,9 @@ func eventOf(e sandbox.Event) types.Event {
 		Backup:      string(e.Backup),
 		StoredBytes: e.Stored,
 
+		Bucket: e.Bucket,
+		Path:   e.Path,
+
 		Disk:      diskUsageOf(e.Disk),
 		DiskLimit: diskUsageOf(e.DiskLimit),
 

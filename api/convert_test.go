@@ -38,6 +38,7 @@ func TestConversionsLoseNothing(t *testing.T) {
 		backupOf(filled[sandbox.Backup]()),
 		*archivedDiskOf(&sandbox.Backup{ID: "x", Usage: sandbox.DiskUsage{Bytes: 1}}),
 		backupProgressOf(filled[sandbox.BackupProgress]()),
+		mountOf(filled[sandbox.Mount]()),
 		limitsOf(filled[sandbox.Limits]()),
 		pendingOf(filled[sandbox.PendingOperation]()),
 		flowOf(filled[audit.Entry]()),
@@ -69,6 +70,7 @@ func TestConversionsUseEachField(t *testing.T) {
 	checkFieldsUsed(t, snapshotOf, "Owner", "Depth", "Temporary", "Progress")
 	checkFieldsUsed(t, backupOf, "Owner", "Layers")
 	checkFieldsUsed(t, backupProgressOf)
+	checkFieldsUsed(t, mountOf)
 	checkFieldsUsed(t, limitsOf)
 	checkFieldsUsed(t, pendingOf)
 	checkFieldsUsed(t, func(q sandbox.Quarantined) []types.QuarantinedSandbox {
@@ -97,7 +99,7 @@ func TestConversionsUseEachField(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"a": "1", "c": "2", "d": "2"}, merged); diff != "" {
 		t.Errorf("the environment (-want +got):\n%s", diff)
 	}
-	checkFieldsUsed(t, a.sandboxOf, "Env", "EnvChanges", "Limits", "Terminals", "Sessions", "Contexts", "Warm", "Declared", "StartedAt", "Listening", "CreatedFrom", "Rebase",
+	checkFieldsUsed(t, a.sandboxOf, "Env", "EnvChanges", "Limits", "Terminals", "Sessions", "Contexts", "Warm", "Declared", "StartedAt", "Listening", "CreatedFrom", "Rebase", "Mounts",
 		"Disk", "DiskAllowance", "DiskStops")
 	checkFieldsUsed(t, terminalOf)
 	checkFieldsUsed(t, func(l guest.Listening) types.ListeningPort { return *listeningOf(&l) })

@@ -143,9 +143,9 @@ var objectStoreProblems = map[sandbox.ObjectStoreFailure]struct {
 	code         problem.Code
 	what, remedy string
 }{
-	sandbox.ObjectStoreUnreachable: {problem.ObjectStoreFailed, "the object store is unreachable or fails", "try again; if that fails, the operator checks endpoint of backups in the Caddyfile"},
-	sandbox.ObjectStoreDenied:      {problem.ObjectStoreFailed, "the object store refuses the node's credentials", "the operator checks access_key and secret_key of backups in the Caddyfile, and the permissions of that key"},
-	sandbox.ObjectStoreNoBucket:    {problem.ObjectStoreFailed, "the object store does not have the bucket", "the operator creates the bucket, or checks bucket and region of backups in the Caddyfile"},
+	sandbox.ObjectStoreUnreachable: {problem.ObjectStoreFailed, "the object store is unreachable or fails", "try again; if that fails, the operator checks endpoint in the Caddyfile"},
+	sandbox.ObjectStoreDenied:      {problem.ObjectStoreFailed, "the object store refuses the node's credentials", "the operator checks access_key and secret_key in the Caddyfile, and the permissions of that key"},
+	sandbox.ObjectStoreNoBucket:    {problem.ObjectStoreFailed, "the object store does not have the bucket", "the operator creates the bucket, or checks bucket and region in the Caddyfile"},
 	sandbox.ObjectStorePassword:    {problem.ObjectStoreFailed, "the repository in the object store has another password", "the operator sets password of backups in the Caddyfile to the one of the first backup, or uses another prefix"},
 	sandbox.ObjectStoreDamaged:     {problem.BackupUnreadable, "an object in the object store is missing or damaged", "use another backup"},
 }

@@ -53,6 +53,7 @@ func schemaDocs() []schemaDoc {
 	codeValue := types.CodeValue{Data: map[string]any{"text/plain": "2"}, Main: true}
 	codeError := types.CodeError{Name: "ZeroDivisionError", Message: "division by zero", Traceback: []string{"Cell In [1], line 1", "----> 1 1/0"}}
 	codeEnd := types.CodeEnd{ExecutionCount: 1, DurationMS: 4.2}
+	mount := types.Mount{Bucket: "datasets", Prefix: "images/2026", Path: "/data", ReadOnly: true, CreatedAt: at(3, 0)}
 	listening := types.ListeningPort{Port: 3000, Addresses: []string{"127.0.0.1", "::1"}, PID: 57, Program: "node", Process: "p-k3f9x2m7"}
 	sandbox := types.Sandbox{
 		ID: id, Name: "shop", Owner: owner, Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic",
@@ -234,6 +235,11 @@ func schemaDocs() []schemaDoc {
 		{types.PortList{Ports: []types.Port{port}, Listening: []types.ListeningPort{listening}}, "The ports of a sandbox: those with a preview, and those with a server."},
 		{listening, "A port on which a process listens."},
 		{types.ExposePortRequest{Port: 3000, Access: types.AccessToken, Wake: types.WakeModeNavigation, WaitTimeout: types.Duration(10 * time.Second)}, "A port to expose."},
+
+		// Mounts.
+		{mount, "A bucket that is mounted in a sandbox."},
+		{types.MountList{Mounts: []types.Mount{mount}}, "The mounts of a sandbox."},
+		{types.MountRequest{Bucket: "datasets", Prefix: "images/2026", Path: "/data", ReadOnly: true}, "A bucket to mount."},
 
 		// Events.
 		{event, "An entry of a sandbox's timeline."},

@@ -29,6 +29,7 @@ var tags = []*huma.Tag{
 	{Name: "exec", Description: "Run commands in a sandbox and get their output."},
 	{Name: "snapshots", Description: "Immutable disks, from which sandboxes are restored and created."},
 	{Name: "backups", Description: "Disks of sandboxes in an object store, which outlive the node."},
+	{Name: "mounts", Description: "Mount buckets of object stores as folders of sandboxes."},
 	{Name: "sessions", Description: "Shells that keep their state from one command to the next."},
 	{Name: "contexts", Description: "Interpreters that execute code and retain its state."},
 	{Name: "files", Description: "Read, write and list files of a sandbox; pack and unpack whole folders."},

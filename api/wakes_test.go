@@ -37,6 +37,7 @@ func newUsedBox(t *testing.T) *usedBox {
 	b.id = string(must[types.Sandbox](s, http.StatusOK, "GET", "/sandbox/box", nil).ID)
 	must[types.Port](s, http.StatusOK, "POST", "/sandbox/box/expose", map[string]any{"port": 3000})
 	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(b.dir+"/f"), strings.NewReader("hello"))
+	must[types.Mount](s, http.StatusCreated, "POST", "/sandbox/box/mounts", map[string]any{"bucket": "data", "path": b.dir + "/mounted"})
 	must[types.Session](s, http.StatusCreated, "POST", "/sandbox/box/sessions", map[string]any{"id": "dev"})
 	must[types.Context](s, http.StatusCreated, "POST", "/sandbox/box/contexts", map[string]any{"id": "a", "language": "python"})
 	b.process = must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo ready; exec sleep 1000"}).ID
@@ -80,6 +81,8 @@ func (b *usedBox) inspections() []routeUse {
 		{route: "GET /sandbox/{id}/snapshots"},
 		{route: "POST /sandbox/{id}/backup", body: map[string]any{}},
 		{route: "GET /sandbox/{id}/backups"},
+		{route: "GET /sandbox/{id}/mounts"},
+		{route: "DELETE /sandbox/{id}/mounts", query: at(b.dir + "/mounted")},
 		{route: "POST /sandbox/{id}/fork", body: map[string]any{"count": 2, "names": []string{"x", "y"}}},
 		{route: "GET /sandbox/{id}/egress/rules"},
 		{route: "PUT /sandbox/{id}/egress/rules", body: `{"rules":[]}`},
@@ -105,6 +108,7 @@ func (b *usedBox) uses(t *testing.T) []routeUse {
 	author := map[string]any{"name": "A", "email": "a@example.com"}
 	return []routeUse{
 		{route: "POST /sandbox/{id}/wake"},
+		{route: "POST /sandbox/{id}/mounts", body: map[string]any{"bucket": "data", "path": b.dir + "/bucket"}},
 		{route: "POST /sandbox/{id}/exec", body: map[string]any{"argv": []string{"true"}}},
 		{route: "POST /sandbox/{id}/exec", body: map[string]any{"command": "true", "session": "dev"}},
 		{route: "GET /sandbox/{id}/exec", do: func(s *server) {

@@ -60,7 +60,7 @@ func TestEveryDocumentedOptionHasAGoldenCaddyfile(t *testing.T) {
 	}
 	prefixes := map[string]string{
 		"doze": "error_global_", "doze_preview": "error_preview_", "size": "error_size_",
-		"egress": "error_egress_", "rule": "error_rule_", "backups": "error_backups_",
+		"egress": "error_egress_", "rule": "error_rule_", "backups": "error_backups_", "bucket": "error_bucket_",
 	}
 	s := readSource(t)
 	for _, b := range blocks {

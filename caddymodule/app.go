@@ -52,6 +52,8 @@ type App struct {
 	DiskHelper string `json:"disk_helper,omitempty"`
 	// The program `doze-backup`, which stores and restores backups. Default: in the folder of the running program.
 	BackupHelper string `json:"backup_helper,omitempty"`
+	// The program `doze-bucket`, which mounts buckets. Default: in the folder of the running program.
+	BucketHelper string `json:"bucket_helper,omitempty"`
 	// The cgroup v2 subtree of the node's user, such as `/sys/fs/cgroup/doze`. Without one,
 	// sandboxes sleep and wake slowly and have no limits. Default: `$DOZE_CGROUP`.
 	Cgroup string `json:"cgroup,omitempty"`
@@ -128,6 +130,8 @@ type App struct {
 
 	// The object store for backups of sandboxes. Default: none.
 	Backups *Backups `json:"backups,omitempty"`
+	// A bucket that sandboxes may mount, under the name that clients of the API use. Repeatable. Default: none.
+	Buckets map[string]*Bucket `json:"buckets,omitempty"`
 
 	ctx      caddy.Context
 	config   node.Config
@@ -353,6 +357,10 @@ func (a *App) nodeConfig() (node.Config, error) {
 	if err != nil {
 		return node.Config{}, err
 	}
+	buckets, err := a.bucketSettings()
+	if err != nil {
+		return node.Config{}, err
+	}
 	if err := a.checkArchiveAfter(); err != nil {
 		return node.Config{}, err
 	}
@@ -426,11 +434,13 @@ func (a *App) nodeConfig() (node.Config, error) {
 		NetnsHelper:  a.NetnsHelper,
 		DiskHelper:   a.DiskHelper,
 		BackupHelper: a.BackupHelper,
+		BucketHelper: a.BucketHelper,
 		PodmanSocket: a.PodmanSocket,
 		Cgroup:       a.Cgroup,
 		Sandbox:      sb,
 		Egress:       settings,
 		Backups:      backups,
+		Buckets:      buckets,
 	}, nil
 }
 

@@ -41,6 +41,7 @@ func init() {
 //		netns_helper            <program>
 //		disk_helper             <program>
 //		backup_helper           <program>
+//		bucket_helper           <program>
 //		cgroup                  <folder>
 //		image                   <name> <reference>
 //		allow_images            <pattern...>
@@ -86,10 +87,19 @@ func init() {
 //			secret_key          <secret>
 //			password            <password>
 //		}
+//		bucket                  <name> {
+//			endpoint            <url>
+//			bucket              <name>
+//			prefix              <prefix>
+//			region              <region>
+//			access_key          <key>
+//			secret_key          <secret>
+//			read_only
+//		}
 //	}
 //
 // The syntax of egress is at parseEgress.
-// `image`, `allow_images` and `size` may be repeated. All are documented at
+// `image`, `allow_images`, `size` and `bucket` may be repeated. All are documented at
 // the fields of App.
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // consume option name
@@ -108,6 +118,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		"netns_helper":            &a.NetnsHelper,
 		"disk_helper":             &a.DiskHelper,
 		"backup_helper":           &a.BackupHelper,
+		"bucket_helper":           &a.BucketHelper,
 		"cgroup":                  &a.Cgroup,
 		"image":                   a.parseImage,
 		"allow_images":            &a.AllowImages,
@@ -132,6 +143,7 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 		"preview_port":            a.parsePreviewPort,
 		"egress":                  a.parseEgress,
 		"backups":                 a.parseBackups,
+		"bucket":                  a.parseBucket,
 	})
 	if err != nil {
 		return nil, err

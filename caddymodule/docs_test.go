@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
 	"reflect"
 	"regexp"
@@ -28,12 +29,13 @@ var blocks = []block{
 	{"egress", "parseEgress", "egress", "Egress"},
 	{"rule", "parseEgress", "egress/rule", ""},
 	{"backups", "parseApp", "doze/backups", "Backups"},
+	{"bucket", "parseApp", "doze/bucket", "Bucket"},
 	{"doze_preview", "parsePreview", "doze_preview", "Preview"},
 }
 
 // fieldNames of options that differ from their own.
 var fieldNames = map[string]string{
-	"image": "images", "size": "sizes", "rule": "rules", "preset": "presets", "domain": "domains", "upstream_ca": "upstream_ca_files",
+	"image": "images", "size": "sizes", "doze/bucket": "buckets", "rule": "rules", "preset": "presets", "domain": "domains", "upstream_ca": "upstream_ca_files",
 }
 
 // source is this package as it is written.
@@ -62,6 +64,9 @@ func readSource(t *testing.T) source {
 				}
 			}
 		}
+	}
+	for _, config := range []string{"Backups", "Bucket"} {
+		maps.Copy(s.fields[config], s.fields["ObjectStore"]) // embedded
 	}
 	return s
 }
@@ -122,6 +127,9 @@ func TestReferenceOfOptions(t *testing.T) {
 			name, _, _ := strings.Cut(option, " ")
 			field := name
 			if other, ok := fieldNames[name]; ok {
+				field = other
+			}
+			if other, ok := fieldNames[b.path+"/"+name]; ok {
 				field = other
 			}
 			text, ok := s.fields[b.config][field]

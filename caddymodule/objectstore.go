@@ -12,16 +12,16 @@ import (
 
 	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/backup"
+	"github.com/doze-run/doze/runtime/bucket"
 )
 
-// Backups is the configuration of the object store for backups of sandboxes.
-type Backups struct {
+// ObjectStore is a bucket of an object store, and the credentials for it.
+type ObjectStore struct {
 	// The URL of an S3-compatible object store, such as `https://s3.eu-central-1.amazonaws.com`.
 	Endpoint string `json:"endpoint,omitempty"`
 	// The bucket, which must exist.
 	Bucket string `json:"bucket,omitempty"`
-	// The folder in the bucket, such as `doze/`. Nodes with the same folder share a repository.
-	// Default: none.
+	// The folder in the bucket, such as `doze/`. Nodes with the same folder share its content. Default: none.
 	Prefix string `json:"prefix,omitempty"`
 	// The region of the bucket. Default: the object store's.
 	Region string `json:"region,omitempty"`
@@ -29,13 +29,79 @@ type Backups struct {
 	AccessKey string `json:"access_key,omitempty"`
 	// The secret of the access key.
 	SecretKey string `json:"secret_key,omitempty"`
+}
+
+// Backups is the configuration of the object store for backups of sandboxes.
+type Backups struct {
+	ObjectStore
 	// The password from which the key of all backups is derived: at least 12 characters. The
 	// password cannot be changed. Backups cannot be read without it.
 	Password string `json:"password,omitempty"`
 }
 
+// Bucket is the configuration of a bucket that sandboxes may mount.
+type Bucket struct {
+	ObjectStore
+	// Sandboxes cannot change the bucket. The key need not permit writing and deleting.
+	ReadOnly bool `json:"read_only,omitempty"`
+}
+
 // minBackupPassword is the minimum length of a password in characters.
 const minBackupPassword = 12
+
+// storeOption is an option of a block for an object store.
+type storeOption struct {
+	name  string
+	value *string
+	want  string // remedy if the value is missing; empty: the option is optional
+}
+
+// options returns the options. variable is the beginning of the environment variables in messages.
+func (s *ObjectStore) options(variable string) []storeOption {
+	return []storeOption{
+		{"endpoint", &s.Endpoint, "write it like https://s3.example.com"},
+		{"bucket", &s.Bucket, "name the bucket"},
+		{"prefix", &s.Prefix, ""},
+		{"region", &s.Region, ""},
+		{"access_key", &s.AccessKey, "write the id of the access key, or a placeholder such as {env." + variable + "_ACCESS_KEY}"},
+		{"secret_key", &s.SecretKey, "write the secret of the access key, or a placeholder such as {env." + variable + "_SECRET_KEY}"},
+	}
+}
+
+func (b *Backups) options() []storeOption {
+	return append(b.ObjectStore.options("DOZE_BACKUP"),
+		storeOption{"password", &b.Password, "write one with at least 12 characters, or a placeholder such as {env.DOZE_BACKUP_PASSWORD}"})
+}
+
+func (b *Bucket) options() []storeOption { return b.ObjectStore.options("DOZE_BUCKET") }
+
+// validateStore returns an error for the first invalid option of the block. It ignores values that are not set or not known.
+func (s *ObjectStore) validateStore(block string, known func(value string) bool) error {
+	if s.Endpoint != "" && known(s.Endpoint) && !validEndpoint(s.Endpoint) {
+		// The URL may contain a password, so it is not repeated.
+		return fmt.Errorf("%s: invalid endpoint; write a URL without user, path and query, like https://s3.example.com", block)
+	}
+	if known(s.Bucket) && strings.Contains(s.Bucket, "/") {
+		return fmt.Errorf("%s: bucket is %q; write the name of the bucket, and a folder in it as prefix", block, s.Bucket)
+	}
+	if known(s.Prefix) && strings.HasPrefix(s.Prefix, "/") {
+		return fmt.Errorf("%s: prefix is %q; write it without the first slash", block, s.Prefix)
+	}
+	return nil
+}
+
+func (b *Backups) validate(known func(value string) bool) error {
+	if err := b.validateStore("backups", known); err != nil {
+		return err
+	}
+	if n := utf8.RuneCountInString(b.Password); n > 0 && n < minBackupPassword && known(b.Password) {
+		return fmt.Errorf("backups: password has %d characters; use at least %d", n, minBackupPassword)
+	}
+	return nil
+}
+
+// always knows all values.
+func always(string) bool { return true }
 
 // settings returns the configuration with its placeholders replaced, or an error if it is invalid. Errors do not
 // contain secrets.
@@ -44,83 +110,90 @@ func (b *Backups) settings() (*node.Backups, error) {
 		return nil, nil
 	}
 	expanded := *b
-	for _, o := range []struct {
-		name  string
-		value *string
-	}{
-		{"endpoint", &expanded.Endpoint}, {"bucket", &expanded.Bucket}, {"prefix", &expanded.Prefix}, {"region", &expanded.Region},
-		{"access_key", &expanded.AccessKey}, {"secret_key", &expanded.SecretKey}, {"password", &expanded.Password},
-	} {
-		if err := expand(o.name, o.value); err != nil {
-			return nil, err
-		}
-	}
-	if err := expanded.checkRequired(); err != nil {
+	if err := expandOptions("backups", expanded.options()); err != nil {
 		return nil, err
 	}
-	if err := expanded.checkValues(func(string) bool { return true }); err != nil {
+	if err := expanded.validate(always); err != nil {
 		return nil, err
-	}
-	prefix := expanded.Prefix
-	if prefix != "" && !strings.HasSuffix(prefix, "/") {
-		prefix += "/"
 	}
 	return &node.Backups{
 		ObjectStore: backup.ObjectStore{
-			Endpoint: strings.TrimSuffix(expanded.Endpoint, "/"), Region: expanded.Region, Bucket: expanded.Bucket, Prefix: prefix,
+			Endpoint: strings.TrimSuffix(expanded.Endpoint, "/"), Region: expanded.Region, Bucket: expanded.Bucket, Prefix: folder(expanded.Prefix),
 			AccessKey: expanded.AccessKey, SecretKey: expanded.SecretKey,
 		},
 		Password: expanded.Password,
 	}, nil
 }
 
-// placeholder matches a value that is one placeholder and nothing else.
-var placeholder = regexp.MustCompile(`\A\{(env|file)\.[^{}]*\}\z`)
-
-// expand replaces Caddy's placeholders in an option.
-func expand(option string, value *string) error {
-	expanded, err := caddy.NewReplacer().ReplaceOrErr(*value, true, true)
-	switch {
-	case err == nil:
-		*value = expanded
-		return nil
-	case placeholder.MatchString(*value): // so the value is not a secret itself
-		return fmt.Errorf("backups: %s is %s, which is missing or empty", option, *value)
+// bucketSettings returns the buckets with their placeholders replaced, or an error if one is invalid. Errors do not
+// contain secrets.
+func (a *App) bucketSettings() (map[string]bucket.Bucket, error) {
+	buckets := map[string]bucket.Bucket{}
+	for name, b := range a.Buckets {
+		block := fmt.Sprintf("bucket %q", name)
+		if err := checkBucketName(name); err != nil {
+			return nil, err
+		}
+		expanded := *b
+		if err := expandOptions(block, expanded.options()); err != nil {
+			return nil, err
+		}
+		if err := expanded.validateStore(block, always); err != nil {
+			return nil, err
+		}
+		buckets[name] = bucket.Bucket{
+			Endpoint: strings.TrimSuffix(expanded.Endpoint, "/"), Region: expanded.Region, Bucket: expanded.Bucket, Prefix: folder(expanded.Prefix),
+			AccessKey: expanded.AccessKey, SecretKey: expanded.SecretKey, ReadOnly: expanded.ReadOnly,
+		}
 	}
-	// Caddy's error may contain a part of a secret.
-	return fmt.Errorf("backups: %s has a placeholder that is unknown or empty; write \\{ for a brace", option)
+	return buckets, nil
 }
 
-// checkRequired returns an error for the first required option that is missing.
-func (b *Backups) checkRequired() error {
-	for _, o := range []struct{ option, value, want string }{
-		{"endpoint", b.Endpoint, "write it like https://s3.example.com"},
-		{"bucket", b.Bucket, "name the bucket"},
-		{"access_key", b.AccessKey, "write the id of the access key, or a placeholder such as {env.DOZE_BACKUP_ACCESS_KEY}"},
-		{"secret_key", b.SecretKey, "write the secret of the access key, or a placeholder such as {env.DOZE_BACKUP_SECRET_KEY}"},
-		{"password", b.Password, "write one with at least 12 characters, or a placeholder such as {env.DOZE_BACKUP_PASSWORD}"},
-	} {
-		if o.value == "" {
-			return fmt.Errorf("backups: %s is missing; %s", o.option, o.want)
-		}
+// bucketName is what clients of the API may write, also before a slash.
+var bucketName = regexp.MustCompile(`\A[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?\z`)
+
+func checkBucketName(name string) error {
+	if !bucketName.MatchString(name) {
+		return fmt.Errorf("bucket %q: invalid name; use 1 to 63 of a-z, 0-9, dot, hyphen and underscore, with a letter or digit at both ends", name)
 	}
 	return nil
 }
 
-// checkValues returns an error for the first invalid option. It ignores values that are not set or not known.
-func (b *Backups) checkValues(known func(value string) bool) error {
-	if b.Endpoint != "" && known(b.Endpoint) && !validEndpoint(b.Endpoint) {
-		// The URL may contain a password, so it is not repeated.
-		return errors.New("backups: invalid endpoint; write a URL without user, path and query, like https://s3.example.com")
+// folder returns a prefix that is empty or ends in a slash.
+func folder(prefix string) string {
+	if prefix != "" && !strings.HasSuffix(prefix, "/") {
+		prefix += "/"
 	}
-	if known(b.Bucket) && strings.Contains(b.Bucket, "/") {
-		return fmt.Errorf("backups: bucket is %q; write the name of the bucket, and a folder in it as prefix", b.Bucket)
+	return prefix
+}
+
+// placeholder matches a value that is one placeholder and nothing else.
+var placeholder = regexp.MustCompile(`\A\{(env|file)\.[^{}]*\}\z`)
+
+// expandOptions replaces Caddy's placeholders in the options of a block, and returns an error for the first required
+// option that is missing.
+func expandOptions(block string, options []storeOption) error {
+	for _, o := range options {
+		expanded, err := caddy.NewReplacer().ReplaceOrErr(*o.value, true, true)
+		switch {
+		case err == nil:
+			*o.value = expanded
+		case placeholder.MatchString(*o.value): // so the value is not a secret itself
+			return fmt.Errorf("%s: %s is %s, which is missing or empty", block, o.name, *o.value)
+		default:
+			// Caddy's error may contain a part of a secret.
+			return fmt.Errorf("%s: %s has a placeholder that is unknown or empty; write \\{ for a brace", block, o.name)
+		}
 	}
-	if known(b.Prefix) && strings.HasPrefix(b.Prefix, "/") {
-		return fmt.Errorf("backups: prefix is %q; write it without the first slash", b.Prefix)
-	}
-	if n := utf8.RuneCountInString(b.Password); n > 0 && n < minBackupPassword && known(b.Password) {
-		return fmt.Errorf("backups: password has %d characters; use at least %d", n, minBackupPassword)
+	return checkRequired(block, options)
+}
+
+// checkRequired returns an error for the first required option that is missing.
+func checkRequired(block string, options []storeOption) error {
+	for _, o := range options {
+		if o.want != "" && *o.value == "" {
+			return fmt.Errorf("%s: %s is missing; %s", block, o.name, o.want)
+		}
 	}
 	return nil
 }
@@ -152,21 +225,50 @@ func (a *App) parseBackups(o options) error {
 	}
 	b := new(Backups)
 	a.Backups = b
-	fields := map[string]any{
-		"endpoint": &b.Endpoint, "bucket": &b.Bucket, "prefix": &b.Prefix, "region": &b.Region,
-		"access_key": secret{&b.AccessKey}, "secret_key": secret{&b.SecretKey}, "password": secret{&b.Password},
+	fields := b.ObjectStore.fields()
+	fields["password"] = secret{&b.Password}
+	return parseStore(o, "backups", fields, func() error { return b.validate(hasNoPlaceholder) }, func() error { return checkRequired("backups", b.options()) })
+}
+
+// parseBucket parses a bucket that sandboxes may mount. The comment of parseApp documents the syntax.
+func (a *App) parseBucket(o options) error {
+	var name string
+	if !o.AllArgs(&name) {
+		return o.ArgErr()
 	}
+	if err := checkBucketName(name); err != nil {
+		return o.WrapErr(err)
+	}
+	b, block := new(Bucket), fmt.Sprintf("bucket %q", name)
+	if err := setOnce(o.Dispenser, &a.Buckets, block, name, b); err != nil {
+		return err
+	}
+	fields := b.ObjectStore.fields()
+	fields["read_only"] = &b.ReadOnly
+	return parseStore(o, "bucket", fields, func() error { return b.validateStore(block, hasNoPlaceholder) }, func() error { return checkRequired(block, b.options()) })
+}
+
+// fields returns the options for options.read.
+func (s *ObjectStore) fields() map[string]any {
+	return map[string]any{
+		"endpoint": &s.Endpoint, "bucket": &s.Bucket, "prefix": &s.Prefix, "region": &s.Region,
+		"access_key": secret{&s.AccessKey}, "secret_key": secret{&s.SecretKey},
+	}
+}
+
+// parseStore parses a block for an object store. It calls check after each option, so that an error is in its line,
+// and complete after the last one.
+func parseStore(o options, name string, fields map[string]any, check, complete func() error) error {
 	block := options{Dispenser: o.Dispenser, seen: map[string]bool{}}
 	for nesting := o.Nesting(); o.NextBlock(nesting); {
-		if err := block.read("backups", fields); err != nil {
+		if err := block.read(name, fields); err != nil {
 			return err
 		}
-		// The previous options were valid, so the error is in this line.
-		if err := b.checkValues(hasNoPlaceholder); err != nil {
+		if err := check(); err != nil {
 			return o.WrapErr(err)
 		}
 	}
-	if err := b.checkRequired(); err != nil {
+	if err := complete(); err != nil {
 		return o.WrapErr(err)
 	}
 	return nil

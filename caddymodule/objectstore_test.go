@@ -11,12 +11,13 @@ import (
 
 	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/backup"
+	"github.com/doze-run/doze/runtime/bucket"
 	"github.com/doze-run/doze/testkit"
 )
 
 // withBackups returns the configuration of an object store, and what a node gets.
 func withBackups(change func(*Backups)) (*Backups, *node.Backups) {
-	b := &Backups{Endpoint: "https://s3.example.com:9000", Bucket: "b", AccessKey: "id", SecretKey: "key", Password: "long enough password"}
+	b := &Backups{ObjectStore{Endpoint: "https://s3.example.com:9000", Bucket: "b", AccessKey: "id", SecretKey: "key"}, "long enough password"}
 	if change != nil {
 		change(b)
 	}
@@ -112,6 +113,36 @@ func TestArchiveAfterRequiresAnObjectStore(t *testing.T) {
 		}
 		if got.Sandbox.ArchiveAfter != c.want {
 			t.Errorf("%v: the node archives after %v", c.after, got.Sandbox.ArchiveAfter)
+		}
+	}
+}
+
+func TestBucketsAreConfigured(t *testing.T) {
+	t.Setenv("TEST_KEY", "key{of}env")
+	store := ObjectStore{Endpoint: "http://127.0.0.1:9000/", Bucket: "b", AccessKey: "id", SecretKey: "{env.TEST_KEY}"}
+	a := &App{Buckets: map[string]*Bucket{"data": {store, true}, "scratch.1": {store, false}}}
+	a.Buckets["data"].Prefix = "public"
+	got, err := a.bucketSettings()
+	testkit.NoError(t, "bucketSettings", err)
+	want := bucket.Bucket{Endpoint: "http://127.0.0.1:9000", Bucket: "b", AccessKey: "id", SecretKey: "key{of}env"}
+	if got["scratch.1"] != want {
+		t.Errorf("got %+v", got["scratch.1"])
+	}
+	want.Prefix, want.ReadOnly = "public/", true
+	if got["data"] != want {
+		t.Errorf("got %+v", got["data"])
+	}
+	for name, change := range map[string]func(*Bucket){
+		"/":    func(*Bucket) {},
+		"data": func(b *Bucket) { b.SecretKey = "a{hush}b" },
+		"d":    func(b *Bucket) { b.Endpoint = "http://hush@s3.example.com" },
+		"e":    func(b *Bucket) { b.Bucket = "" },
+	} {
+		b := &Bucket{ObjectStore: store}
+		change(b)
+		_, err := (&App{Buckets: map[string]*Bucket{name: b}}).bucketSettings()
+		if err == nil || strings.Contains(err.Error(), "hush") || !strings.Contains(err.Error(), `"`+name+`"`) {
+			t.Errorf("%s: got %v", name, err)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/doze-run/doze/egress"
 )
@@ -64,6 +65,7 @@ func (c Config) CheckChange(next Config) error {
 		{"netns_helper", c.NetnsHelper, next.NetnsHelper},
 		{"disk_helper", c.DiskHelper, next.DiskHelper},
 		{"backup_helper", c.BackupHelper, next.BackupHelper},
+		{"bucket_helper", c.BucketHelper, next.BucketHelper},
 		{"podman_socket", c.PodmanSocket, next.PodmanSocket},
 		{"cgroup", c.Cgroup, next.Cgroup},
 	} {
@@ -73,6 +75,9 @@ func (c Config) CheckChange(next Config) error {
 	}
 	if !c.Backups.equal(next.Backups) {
 		refuse(FixedError{"backups", c.Backups.String(), next.Backups.String()})
+	}
+	if !maps.Equal(c.Buckets, next.Buckets) {
+		refuse(FixedError{"bucket", describeBuckets(c.Buckets), describeBuckets(next.Buckets)})
 	}
 	if refused != nil {
 		return refused

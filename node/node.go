@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/runtime/backup"
+	"github.com/doze-run/doze/runtime/bucket"
 	"github.com/doze-run/doze/runtime/disk"
 	"github.com/doze-run/doze/runtime/doctor"
 	"github.com/doze-run/doze/runtime/freezer"
@@ -45,9 +47,9 @@ type Config struct {
 	Home string
 	// TokenFile holds the API token and is created if it is missing. Default: Home/token.
 	TokenFile string
-	// Guest, NetnsHelper, DiskHelper and BackupHelper are the paths of doze-guest, doze-netns,
-	// doze-disk and doze-backup. Default: in the folder of the running program.
-	Guest, NetnsHelper, DiskHelper, BackupHelper string
+	// Guest, NetnsHelper, DiskHelper, BackupHelper and BucketHelper are the paths of doze-guest, doze-netns,
+	// doze-disk, doze-backup and doze-bucket. Default: in the folder of the running program.
+	Guest, NetnsHelper, DiskHelper, BackupHelper, BucketHelper string
 	// PodmanSocket of the Podman service to use. Default: the user's own; if that does
 	// not respond, the node starts one.
 	PodmanSocket string
@@ -63,6 +65,8 @@ type Config struct {
 	PolicyCompiler string
 	// Backups is where backups of sandboxes are stored; nil: nowhere.
 	Backups *Backups
+	// Buckets are those that sandboxes may mount, by name.
+	Buckets map[string]bucket.Bucket
 }
 
 // Backups is an object store and the password for the backups in it.
@@ -76,11 +80,32 @@ func (b *Backups) String() string {
 	if b == nil {
 		return "none"
 	}
-	description := b.Endpoint + "/" + b.Bucket + "/" + b.Prefix
-	if b.Region != "" {
-		description += " in " + b.Region
+	return describeStore(b.Endpoint, b.Bucket, b.Prefix, b.Region)
+}
+
+func describeStore(endpoint, bucket, prefix, region string) string {
+	description := endpoint + "/" + bucket + "/" + prefix
+	if region != "" {
+		description += " in " + region
 	}
 	return description
+}
+
+// describeBuckets describes buckets in the order of their names, without secrets.
+func describeBuckets(buckets map[string]bucket.Bucket) string {
+	if len(buckets) == 0 {
+		return "none"
+	}
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(buckets)) {
+		b := buckets[name]
+		description := name + ": " + describeStore(b.Endpoint, b.Bucket, b.Prefix, b.Region)
+		if b.ReadOnly {
+			description += ", read-only"
+		}
+		list = append(list, description)
+	}
+	return strings.Join(list, "; ")
 }
 
 // equal compares all settings.
@@ -107,6 +132,7 @@ func (c *Config) fill() error {
 	c.NetnsHelper = cmp.Or(c.NetnsHelper, filepath.Join(programs, "doze-netns"))
 	c.DiskHelper = cmp.Or(c.DiskHelper, filepath.Join(programs, "doze-disk"))
 	c.BackupHelper = cmp.Or(c.BackupHelper, filepath.Join(programs, "doze-backup"))
+	c.BucketHelper = cmp.Or(c.BucketHelper, filepath.Join(programs, "doze-bucket"))
 	c.Cgroup = cmp.Or(c.Cgroup, os.Getenv("DOZE_CGROUP"))
 	c.Sandbox.RunDir = filepath.Join(c.Home, "run")
 	c.Sandbox.GuestBinary = filepath.Join(c.Home, "guest", "doze-guest")
@@ -241,9 +267,17 @@ func OpenOn(ctx context.Context, cfg Config, records *store.Badger, log *slog.Lo
 		opened = append(opened, client.Close)
 		backups = client
 	}
+	var buckets sandbox.Buckets // nil without any
+	if len(cfg.Buckets) > 0 {
+		client := bucket.New(bucket.Config{
+			Buckets: cfg.Buckets, Helper: cfg.BucketHelper, NetnsHelper: cfg.NetnsHelper, Scratch: filepath.Join(cfg.Home, "buckets"), Log: log,
+		})
+		opened = append(opened, client.Close)
+		buckets = client
+	}
 	n, err := Assemble(ctx, cfg, Backends{
 		Deps: sandbox.Deps{
-			Engine: engine, Disks: disks, Backups: backups, Freezer: sandboxFreezer, Memory: memory.New(freezer.MountPoint, cfg.Cgroup), Network: network, Store: records, PublicRoots: publicRoots, Restored: restored, Log: log,
+			Engine: engine, Disks: disks, Backups: backups, Buckets: buckets, Freezer: sandboxFreezer, Memory: memory.New(freezer.MountPoint, cfg.Cgroup), Network: network, Store: records, PublicRoots: publicRoots, Restored: restored, Log: log,
 			Creations: filepath.Join(nodesDir(storage), records.NodeID()+".creating"),
 			Origins:   filepath.Join(nodesDir(storage), records.NodeID()+".origins"),
 		},

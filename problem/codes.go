@@ -187,6 +187,12 @@ var (
 		"A backup cannot represent the disk: for example, its folders are nested more than 1,000 levels deep. `detail` has the path and the reason.")
 	ImageMismatch = define(API, "image_mismatch", http.StatusConflict, "Image of the backup not on the node",
 		"The node does not have the image on which the backup is based, or has another one of that name. Build or import that image, or restore the backup with `allow_other_image`: then the files that only the old image has are missing.")
+	MountNotFound = define(API, "mount_not_found", http.StatusNotFound, "Mount not found",
+		"No bucket is mounted at that path of the sandbox. `GET …/mounts` lists the mounts.")
+	MountExists = define(API, "mount_exists", http.StatusConflict, "Path in use by a mount",
+		"Another bucket, or the same one in another way, is mounted at that path, above it or below it. Unmount it first, or use another path.")
+	MountPointInvalid = define(API, "mount_point_invalid", http.StatusUnprocessableEntity, "Invalid mount point",
+		"The path is a file, has a symbolic link, or cannot be created in the sandbox. `detail` has the cause.")
 	SessionNotFound = define(API, "session_not_found", http.StatusNotFound, "Session not found",
 		"The sandbox has no session with this id.")
 	SessionLost = define(API, "session_lost", http.StatusGone, "Session has ended",
@@ -273,10 +279,12 @@ var (
 		"The node or its host has no file descriptors left. `detail` names the limit to raise.", retryAfter(5))
 	NodeDiskFull = define(API, "node_disk_full", http.StatusInsufficientStorage, "Node disk full",
 		"The node has less free disk space than its reserve, or none left for its data. Nothing has changed.")
+	FUSERequired = define(API, "fuse_required", http.StatusNotImplemented, "FUSE not available",
+		"The node cannot open /dev/fuse, which mounts of buckets require. `doze doctor` on the node has the remedy.")
 	ObjectStoreRequired = define(API, "object_store_required", http.StatusNotImplemented, "No object store",
 		"The node has no object store for backups. The operator configures one with `backups` in the Caddyfile.")
 	ObjectStoreFailed = define(API, "object_store_failed", http.StatusBadGateway, "Object store failed",
-		"The object store cannot be reached, refuses the node's credentials, does not have the bucket, or has a repository with another password. `detail` names which of these, and the option of `backups` in the Caddyfile to check. Nothing has changed.")
+		"The object store cannot be reached, refuses the node's credentials, does not have the bucket, or has a repository with another password. `detail` names which of these, and the option of `backups` or `buckets` in the Caddyfile to check. Nothing has changed.")
 	StreamLimitExceeded = define(API, "stream_limit_exceeded", http.StatusServiceUnavailable, "Too many streams",
 		"1,024 streams are open on the node.", retryAfter(5))
 	CallLimitExceeded = define(API, "call_limit_exceeded", http.StatusServiceUnavailable, "Too many calls",

@@ -26,6 +26,9 @@ type Event struct {
 	Backup      string `json:"backup,omitempty" doc:"Of backed_up, archived, retrieved, backup_deleted, and restored from a backup: id of the backup" example:"b4n8r2t6w9xz"`
 	StoredBytes int64  `json:"stored_bytes,omitempty" doc:"Of backed_up and archived: how many bytes were sent to the object store" example:"1258291"`
 
+	Bucket string `json:"bucket,omitempty" doc:"Of mounted and unmounted: name of the bucket in the node's configuration" example:"datasets"`
+	Path   string `json:"path,omitempty" doc:"Of mounted and unmounted: folder in the sandbox" example:"/data"`
+
 	Disk      *DiskUsage `json:"disk,omitempty" doc:"For stopped with the reason disk_limit or disk_pressure: the disk usage of the sandbox; missing if it could not be measured. Counting stops at the limit"`
 	DiskLimit *DiskUsage `json:"disk_limit,omitempty" doc:"For stopped with the reason disk_limit or disk_pressure: the limit that applied"`
 
@@ -63,6 +66,8 @@ const (
 	EventTypeBackupDeleted     EventType = "backup_deleted" // a backup of it
 	EventTypeArchived          EventType = "archived"       // its disk was moved to the object store
 	EventTypeRetrieved         EventType = "retrieved"      // its disk was downloaded from the object store
+	EventTypeMounted           EventType = "mounted"        // a bucket
+	EventTypeUnmounted         EventType = "unmounted"      // a bucket
 	EventTypeDestroyed         EventType = "destroyed"
 )
 
@@ -73,7 +78,8 @@ func (EventType) Values() []EventType {
 		EventTypeProcessStarted, EventTypeProcessExited, EventTypePortExposed, EventTypePortUnexposed, EventTypePortOpened, EventTypePortClosed,
 		EventTypeUpdated, EventTypeAdopted,
 		EventTypeDiskLost, EventTypeSnapshotted, EventTypeRestored, EventTypeForked, EventTypeSnapshotDeleted,
-		EventTypeBackedUp, EventTypeBackupFailed, EventTypeBackupDeleted, EventTypeArchived, EventTypeRetrieved, EventTypeDestroyed,
+		EventTypeBackedUp, EventTypeBackupFailed, EventTypeBackupDeleted, EventTypeArchived, EventTypeRetrieved,
+		EventTypeMounted, EventTypeUnmounted, EventTypeDestroyed,
 	}
 }
 

@@ -120,13 +120,14 @@ const (
 	ConditionCodeNetworkLost    ConditionCode = "network_lost"    // it has no network
 	ConditionCodeTrustFailed    ConditionCode = "trust_failed"    // its programs may not trust the node's CA
 	ConditionCodeUnresponsive   ConditionCode = "unresponsive"    // its guest does not respond
+	ConditionCodeMountFailed    ConditionCode = "mount_failed"    // a bucket could not be mounted again when the node started
 )
 
 // Values returns all codes.
 func (ConditionCode) Values() []ConditionCode {
 	return []ConditionCode{
 		ConditionCodeWakeFailed, ConditionCodeSleepFailed, ConditionCodeStopFailed, ConditionCodeDestroyFailed, ConditionCodeRecoveryFailed,
-		ConditionCodeDiskLost, ConditionCodeStopIncomplete, ConditionCodeNetworkLost, ConditionCodeTrustFailed, ConditionCodeUnresponsive,
+		ConditionCodeDiskLost, ConditionCodeStopIncomplete, ConditionCodeNetworkLost, ConditionCodeTrustFailed, ConditionCodeUnresponsive, ConditionCodeMountFailed,
 	}
 }
 

@@ -281,8 +281,10 @@ func TestReadingWakesNothing(t *testing.T) {
 	r.ok("expose", "a", "3000")
 	r.ok("exec", "-d", "--name", "p", "a", "--", "sleep", "1000")
 	r.ok("session", "create", "a", "dev")
+	dir := t.TempDir()
+	r.ok("mount", "add", "a", "data", dir+"/mounted")
 	r.ok("sleep", "a")
-	lines := commandLines(t, t.TempDir(), "", "")
+	lines := commandLines(t, dir, "", "")
 	lines["top"] = "top --once"
 	reading := []string{"open a", "shell --list a", "files url a:/f", "egress rules a", "egress explain a GET https://a.example/"}
 	for name, cmd := range commands((&app{getenv: os.Getenv}).rootCommand()) {
@@ -542,7 +544,8 @@ func commandLines(t *testing.T, dir, lost, backup string) map[string]string {
 		"git push": "git push a " + clone, "git pull": "git pull a " + clone, "git status": "git status a " + clone, "git diff": "git diff a " + clone,
 		"git log": "git log a " + clone, "git branches": "git branches a " + clone, "git checkout": "git checkout a " + clone + " main",
 		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "update": "update a --sleep-after 5m", "adopt": "adopt " + lost, "fork": "fork a b", "restore": "restore a s",
-		"snapshot create": "snapshot create a s", "snapshot ls": "snapshot ls", "snapshot push": "snapshot push s oci:" + dir + "/image", "snapshot rm": "snapshot rm s", "backup create": "backup create a", "backup ls": "backup ls a", "backup restore": "backup restore a " + backup, "backup rm": "backup rm " + backup, "events": "events a", "history": "history a", "top": "top",
+		"snapshot create": "snapshot create a s", "snapshot ls": "snapshot ls", "snapshot push": "snapshot push s oci:" + dir + "/image", "snapshot rm": "snapshot rm s", "backup create": "backup create a", "backup ls": "backup ls a", "backup restore": "backup restore a " + backup, "backup rm": "backup rm " + backup,
+		"mount add": "mount add a data " + dir + "/mounted", "mount ls": "mount ls a", "mount rm": "mount rm a " + dir + "/mounted", "events": "events a", "history": "history a", "top": "top",
 		"exec": "exec a true", "shell": "shell --list a", "cp": "cp " + dir + "/f a:" + dir + "/g", "files url": "files url a:/f", "ps": "ps a", "wait": "wait a web log=x", "ports": "ports a", "logs": "logs a web", "kill": "kill a web",
 		"files stat": "files stat a:/", "files find": "files find a:" + dir, "files grep": "files grep a:" + dir + " x",
 		"session create": "session create a dev", "session ls": "session ls a", "session interrupt": "session interrupt a dev", "session rm": "session rm a dev",
@@ -641,7 +644,7 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	backup := strings.TrimSpace(r.ok("backup", "create", "a"))
 	lines := commandLines(t, dir, lost, backup)
 	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,history,top,exec,shell,session create,session ls,session interrupt,session rm,code,context create,context ls,context interrupt,context restart,context rm,cp,files url,files stat,files find,files grep,ps,wait,ports,logs,kill,expose,open,egress rules,egress flows,egress explain,egress ca,"+
-		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,snapshot create,snapshot ls,snapshot push,fork,restore,snapshot rm,backup create,backup ls,backup restore,backup rm,stop,archive,rm,env,version", ",") // in which all succeed
+		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,snapshot create,snapshot ls,snapshot push,fork,restore,snapshot rm,backup create,backup ls,backup restore,backup rm,mount add,mount ls,mount rm,stop,archive,rm,env,version", ",") // in which all succeed
 	inGit := strings.Split("git clone,git commit,git push,git pull,git status,git diff,git log,git branches,git checkout", ",")
 	order = slices.Insert(order, slices.Index(order, "stop"), inGit...)
 	var check func(path string, cmd *cobra.Command)

@@ -104,6 +104,7 @@ func eventDetails(e types.Event) string {
 	d.add(e.Bytes > 0, "%s", size(e.Bytes))
 	d.add(e.StoredBytes > 0, "%s sent", size(e.StoredBytes))
 	d.add(e.MemoryBefore != 0, "from %s to %s", size(e.MemoryBefore), size(e.MemoryAfter))
+	d.add(e.Bucket != "", "bucket %s at %s", e.Bucket, e.Path)
 	d.add(e.Port != 0, "port %d", e.Port)
 	if l := e.Listening; l != nil {
 		d.add(l.Program != "", "%s, pid %d", l.Program, l.PID)

@@ -17,7 +17,7 @@ var historic = []types.EventType{
 	types.EventTypeCreated, types.EventTypeWoke, types.EventTypeSlept, types.EventTypeMemoryReclaimed, types.EventTypeStopped, types.EventTypeWakeFailed,
 	types.EventTypeAdopted, types.EventTypeDiskLost, types.EventTypeSnapshotted, types.EventTypeRestored, types.EventTypeForked,
 	types.EventTypeSnapshotDeleted, types.EventTypeBackedUp, types.EventTypeBackupFailed, types.EventTypeBackupDeleted,
-	types.EventTypeArchived, types.EventTypeRetrieved,
+	types.EventTypeArchived, types.EventTypeRetrieved, types.EventTypeMounted, types.EventTypeUnmounted,
 }
 
 func (a *app) historyCommand() *cobra.Command {
@@ -26,7 +26,7 @@ func (a *app) historyCommand() *cobra.Command {
 		Short: "Print what has happened to the memory and the disk of a sandbox",
 		Long: `Print what has happened to the memory and the disk of a sandbox, oldest first, with its
 duration and size, if they are known: wakes, sleeps and stops, snapshots, restores, forks,
-backups and archives. "doze events" prints all events. This never wakes a sandbox.`,
+backups, archives and mounts. "doze events" prints all events. This never wakes a sandbox.`,
 		Example:           "  doze history shop",
 		Args:              wants(1, 1),
 		ValidArgsFunction: a.complete(oneSandbox),

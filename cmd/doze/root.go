@@ -67,7 +67,7 @@ DOZE_TOKEN and DOZE_CA, or else in the folder of the node on this machine (DOZE_
 	}
 	add(groupSandboxes, a.createCommand(), a.listCommand(), a.showCommand(), a.sleepCommand(), a.wakeCommand(), a.stopCommand(), a.archiveCommand(),
 		a.holdCommand(), a.updateCommand(), a.removeCommand(), a.adoptCommand(), a.eventsCommand(), a.topCommand())
-	add(groupSandboxes, a.snapshotCommand(), a.restoreCommand(), a.forkCommand(), a.backupCommand(), a.historyCommand())
+	add(groupSandboxes, a.snapshotCommand(), a.restoreCommand(), a.forkCommand(), a.backupCommand(), a.mountCommand(), a.historyCommand())
 	add(groupSandbox, a.execCommand(), a.shellCommand(), a.sessionCommand(), a.codeCommand(), a.contextCommand(), a.copyCommand(), a.filesCommand(), a.watchCommand(), a.psCommand(), a.waitCommand(), a.portsCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
 	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
 	add(groupSandbox, a.gitCommand())

@@ -120,7 +120,8 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 		return Sandbox{}, &InvalidError{Field: "size", Reason: fmt.Sprintf("%q is not configured on this node", clip(sb.Size)), Want: "use one of " + sizeNames(cfg.Sizes)}
 	}
 	if req.Snapshot != "" {
-		sb.Snapshot, sb.CreatedFrom, sb.ImageRef, sb.Declared = s.ID, s.ID, s.Origin.ImageRef, s.Origin.Declared
+		sb.Snapshot, sb.CreatedFrom, sb.ImageRef = s.ID, s.ID, s.Origin.ImageRef
+		sb.Declared, sb.Mounts = s.Origin.Declared, s.Origin.Mounts
 		return sb, nil
 	}
 	if len(sb.Image) > maxImage {

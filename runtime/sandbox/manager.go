@@ -21,6 +21,7 @@ type Deps struct {
 	Disks   Disks // of the Engine's containers
 	Freezer Freezer
 	Backups Backups // of the Disks' snapshots; nil: the node has no object store
+	Buckets Buckets // nil: the node has no buckets
 	Memory  Memory  // nil: no memory is reclaimed, and no sandbox is stopped for want of it
 	Network Network
 	Store   Store
@@ -107,6 +108,9 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		creations:   creations{deps.Creations},
 		origins:     origins{deps.Origins},
 		retries:     retries{pending: map[pendingKey]*pendingRetry{}},
+	}
+	if deps.Buckets == nil {
+		m.deps.Buckets = noBuckets{}
 	}
 	m.deps.Engine = countedEngine{deps.Engine, m.metrics.engineErrors}
 	m.cfg.Store(&cfg)

@@ -15,7 +15,7 @@ import (
 func (sb *Sandbox) settings() Sandbox {
 	return Sandbox{
 		Name: sb.Name, Owner: sb.Owner, Image: sb.Image, ImageRef: sb.ImageRef, Size: sb.Size, Env: sb.Env, Labels: sb.Labels,
-		SleepAfter: sb.SleepAfter, StopAfter: sb.StopAfter, ArchiveAfter: sb.ArchiveAfter, Persist: sb.Persist, TTL: sb.TTL, CreatedAt: sb.CreatedAt, Ports: sb.Ports, Declared: sb.Declared,
+		SleepAfter: sb.SleepAfter, StopAfter: sb.StopAfter, ArchiveAfter: sb.ArchiveAfter, Persist: sb.Persist, TTL: sb.TTL, CreatedAt: sb.CreatedAt, Ports: sb.Ports, Mounts: sb.Mounts, Declared: sb.Declared,
 		Snapshot: sb.Snapshot, CreatedFrom: sb.CreatedFrom, Rebase: sb.Rebase,
 	}
 }
@@ -30,9 +30,9 @@ func originOf(sb Sandbox) string {
 }
 
 // originLabel is the origin for the label of a new container. Ports, which have tokens,
-// and declared processes are in origins only.
+// mounts and declared processes are in origins only.
 func originLabel(sb Sandbox) string {
-	sb.Ports, sb.Declared = nil, nil
+	sb.Ports, sb.Mounts, sb.Declared = nil, nil, nil
 	return originOf(sb)
 }
 

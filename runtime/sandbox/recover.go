@@ -222,6 +222,7 @@ func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 	// Before anything runs in it, and also for a sleeping one: responses that it waits
 	// for may arrive.
 	uplinkErr := b.attach(ctx)
+	mountErr := b.remount(ctx)
 	// Sandboxes that slept only because the node shut down go on. If the node died before
 	// it could write that, a hold shows it too.
 	resume := before.State == StateAsleep && before.StateReason == ReasonNodeShutdown ||
@@ -232,6 +233,7 @@ func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 		}
 		b.endConditionOf(ConditionUnresponsive)
 		b.noteAttached(uplinkErr)
+		b.noteRemounted(mountErr)
 		b.arm()
 		return nil
 	}
@@ -251,6 +253,7 @@ func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 		b.emit(Event{Type: EventWoke, Kind: WakeCold, Reason: ReasonRecovered})
 	}
 	b.noteAttached(uplinkErr)
+	b.noteRemounted(mountErr)
 	b.touch()
 	b.open(0)
 	b.armWoken()

@@ -77,6 +77,7 @@ const (
 	ConditionNetworkLost    ConditionCode = "network_lost"    // it has no network; tried again
 	ConditionTrustFailed    ConditionCode = "trust_failed"    // its programs may not trust the node's CA
 	ConditionUnresponsive   ConditionCode = "unresponsive"    // it has not responded since the node started
+	ConditionMountFailed    ConditionCode = "mount_failed"    // the node could not mount a bucket again when it started
 )
 
 // Duration is a time.Duration that reads and writes as text, such as "60s".
@@ -147,6 +148,7 @@ type Sandbox struct {
 	DiskStops     int             `json:"disk_stops,omitempty"`
 	HoldUntil     time.Time       `json:"hold_until,omitzero"`
 	Ports         []Port          `json:"ports,omitempty"`
+	Mounts        []Mount         `json:"mounts,omitempty"`    // sorted by path
 	Processes     []guest.Process `json:"processes,omitempty"` // as last known
 	// Terminals are as last known: those that run, and the last ones that ended.
 	Terminals []Terminal `json:"terminals,omitempty"`
@@ -310,6 +312,8 @@ const (
 	EventBackupDeleted   EventType = "backup_deleted" // a backup of it
 	EventArchived        EventType = "archived"
 	EventRetrieved       EventType = "retrieved" // from the object store
+	EventMounted         EventType = "mounted"   // a bucket
+	EventUnmounted       EventType = "unmounted"
 	EventDestroyed       EventType = "destroyed"
 )
 
@@ -329,6 +333,8 @@ type Event struct {
 	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed, snapshot_deleted, backup_deleted
 	Error      string           `json:"error,omitempty"`  // stopped, wake_failed, disk_lost, backup_failed: description of the failure, for people
 	Detail     string           `json:"detail,omitempty"` // stopped: the measurement that led to it, for people
+	Bucket     string           `json:"bucket,omitempty"` // mounted, unmounted
+	Path       string           `json:"path,omitempty"`   // mounted, unmounted: in the sandbox
 	Port       uint16           `json:"port,omitempty"`
 	Listening  *guest.Listening `json:"listening,omitempty"` // port_opened, port_closed
 	Process    *guest.Process   `json:"process,omitempty"`

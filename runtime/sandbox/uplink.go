@@ -35,6 +35,7 @@ func (b *liveSandbox) disconnect() {
 	b.dropKernels()
 	b.pid.Store(0)
 	b.m.deps.Network.Forget(b.id)
+	b.m.deps.Buckets.Forget(b.id)
 	b.m.uplink.Detach(b.id)
 	b.cutOff.Store(false)
 	b.guest.Close()

@@ -257,6 +257,9 @@ func (b *liveSandbox) thaw(ctx context.Context) error {
 func (b *liveSandbox) coldStart(ctx context.Context) error {
 	ranOn := b.leftover.Load() // its processes may be running
 	err := b.start(ctx)
+	if err == nil {
+		err = b.mountAll(ctx)
+	}
 	if err == nil && ranOn {
 		err = b.startMissing(ctx)
 	}

@@ -67,7 +67,7 @@ func runPage(t *testing.T, page string, blocks []block) {
 }
 
 // startNode starts the node of a page, whose upstreams respond for the hosts of the
-// documents. The nodes of pages about backups have an object store.
+// documents. The nodes of pages about backups and buckets have an object store.
 func startNode(t *testing.T, page string, blocks []block) *testnode.Node {
 	names := []string{
 		"*.example.com", "*.mirror.example.com", "github.com", "*.github.com", "raw.githubusercontent.com", "api.anthropic.com", "api.openai.com",
@@ -91,6 +91,10 @@ func startNode(t *testing.T, page string, blocks []block) *testnode.Node {
 	if slices.Contains([]string{"README.md", "docs/backups.md"}, page) {
 		s3 := s3test.Start(t)
 		lines = append(lines, "backups {", "endpoint "+s3.URL, "bucket "+s3.Bucket, "access_key "+s3.AccessKey, "secret_key "+s3.SecretKey, "password only-for-this-test", "}")
+	}
+	if page == "docs/buckets.md" {
+		s3 := s3test.Start(t)
+		lines = append(lines, "bucket results {", "endpoint "+s3.URL, "bucket "+s3.Bucket, "access_key "+s3.AccessKey, "secret_key "+s3.SecretKey, "}")
 	}
 	text, err := testnode.ProjectCaddyfile(lines...)
 	if err != nil {

@@ -2,10 +2,8 @@ package helper
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +13,7 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"github.com/doze-run/doze/runtime/backup/wire"
+	"github.com/doze-run/doze/runtime/objectstore"
 )
 
 const (
@@ -76,16 +75,10 @@ func (s *store) note(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil || s.ctx.Err() != nil || errors.Is(err, blob.ErrBlobNotFound) || errors.Is(err, blob.ErrInvalidRange) {
 		return err
 	}
-	failure := &wire.Error{Code: wire.Unreachable, Message: err.Error()}
-	response, ok := errors.AsType[minio.ErrorResponse](err)
-	switch {
-	case errors.Is(err, blob.ErrInvalidCredentials), ok && (response.StatusCode == http.StatusForbidden || response.StatusCode == http.StatusUnauthorized):
+	classified := objectstore.Classify(err)
+	failure := &wire.Error{Code: wire.Code(classified.Code), Message: classified.Message}
+	if errors.Is(err, blob.ErrInvalidCredentials) {
 		failure.Code = wire.Denied
-	case ok && response.Code == minio.NoSuchBucket:
-		failure.Code = wire.NoBucket
-	}
-	if unknown, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		failure.Message = unknown.Error()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -27,6 +27,7 @@ type Node struct {
 	Engine  *Engine
 	Disks   *Disks
 	Backups *Backups // nil: the next Manager has no object store
+	Buckets *Buckets
 	Freezer *Freezer
 	Memory  *Memory
 	Store   *Store
@@ -79,7 +80,7 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 		configure(&cfg)
 	}
 	engine := NewEngine(t)
-	return &Node{Engine: engine, Disks: engine.Disks(), Backups: engine.Backups(), Freezer: NewFreezer(), Memory: NewMemory(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
+	return &Node{Engine: engine, Disks: engine.Disks(), Backups: engine.Backups(), Buckets: NewBuckets(), Freezer: NewFreezer(), Memory: NewMemory(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, Creations: t.TempDir(), Origins: t.TempDir()}
 }
 
 // Reconfigure changes the configuration, as a reload does.
@@ -115,7 +116,7 @@ func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 func (n *Node) Deps(t testing.TB) sandbox.Deps {
 	n.Uplink.Restart()
 	deps := sandbox.Deps{
-		Engine: n.Engine, Disks: n.Disks, Freezer: n.Freezer, Memory: n.Memory, Network: NewNetwork(), Store: n.Store,
+		Engine: n.Engine, Disks: n.Disks, Buckets: n.Buckets, Freezer: n.Freezer, Memory: n.Memory, Network: NewNetwork(), Store: n.Store,
 		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.Creations, Origins: n.Origins, Log: slog.New(slog.NewJSONHandler(n.Log, nil)),
 	}
 	if n.Backups != nil {

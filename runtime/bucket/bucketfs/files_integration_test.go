@@ -1,0 +1,187 @@
+//go:build integration
+
+package bucketfs
+
+import (
+	"os"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/testkit"
+)
+
+func TestObjectIsReadableAsFile(t *testing.T) {
+	r := newRig(t)
+	large := random(10<<20 + 17)
+	r.put("small", "hello")
+	r.put("empty", "")
+	r.put("a/b/large", large)
+	r.wantFile("small", "hello")
+	r.wantFile("empty", "")
+	r.wantFile("a/b/large", large)
+	r.wantNames("", "a/", "empty", "small")
+	r.wantNames("a", "b/")
+	r.wantNames("a/b", "large")
+	info, err := os.Stat(r.path("small"))
+	testkit.NoError(t, "stat", err)
+	if info.Size() != 5 || info.Mode() != 0o644 {
+		t.Errorf("size %d, mode %v", info.Size(), info.Mode())
+	}
+	_, err = os.Stat(r.path("missing"))
+	r.wantErrno("stat missing", err, syscall.ENOENT)
+}
+
+func TestClosedFileIsInBucket(t *testing.T) {
+	r := newRig(t)
+	large := random(40<<20 + 3)
+	r.write("small", "hello")
+	r.wantObject("small", "hello")
+	r.write("empty", "")
+	r.wantObject("empty", "")
+	r.write("large", large)
+	r.wantObject("large", large)
+	r.wantFile("large", large)
+	testkit.NoError(t, "mkdir", os.Mkdir(r.path("dir"), 0o755))
+	r.write("dir/file", "in dir")
+	r.wantObject("dir/file", "in dir")
+	r.wantNames("", "dir/", "empty", "large", "small")
+	r.write("small", "changed")
+	r.wantObject("small", "changed")
+}
+
+func TestSyncedFileIsInBucket(t *testing.T) {
+	r := newRig(t)
+	f, err := os.Create(r.path("file"))
+	testkit.NoError(t, "create", err)
+	defer f.Close()
+	r.wantNames("", "file")
+	r.wantNoObject("file")
+	_, err = f.WriteString("synced")
+	testkit.NoError(t, "write", err)
+	testkit.NoError(t, "sync", f.Sync())
+	r.wantObject("file", "synced")
+	_, err = f.WriteString(", more")
+	testkit.NoError(t, "write", err)
+	r.wantFile("file", "synced, more")
+	r.wantObject("file", "synced")
+	testkit.NoError(t, "close", f.Close())
+	r.wantObject("file", "synced, more")
+}
+
+func TestWriteChangesPartOfObject(t *testing.T) {
+	r := newRig(t)
+	r.put("file", "0123456789")
+	f, err := os.OpenFile(r.path("file"), os.O_RDWR, 0)
+	testkit.NoError(t, "open", err)
+	_, err = f.WriteAt([]byte("ab"), 4)
+	testkit.NoError(t, "write", err)
+	b := make([]byte, 10)
+	_, err = f.ReadAt(b, 0)
+	testkit.NoError(t, "read", err)
+	r.equalAt("content", b, []byte("0123ab6789"))
+	testkit.NoError(t, "close", f.Close())
+	r.wantObject("file", "0123ab6789")
+}
+
+func TestAppend(t *testing.T) {
+	r := newRig(t)
+	r.put("file", "0123")
+	f, err := os.OpenFile(r.path("file"), os.O_WRONLY|os.O_APPEND, 0)
+	testkit.NoError(t, "open", err)
+	_, err = f.WriteString("45")
+	testkit.NoError(t, "write", err)
+	_, err = f.WriteString("67")
+	testkit.NoError(t, "write", err)
+	testkit.NoError(t, "close", f.Close())
+	r.wantObject("file", "01234567")
+}
+
+func TestTruncate(t *testing.T) {
+	r := newRig(t)
+	r.put("file", "0123456789")
+	testkit.NoError(t, "truncate", os.Truncate(r.path("file"), 4))
+	r.wantObject("file", "0123")
+	testkit.NoError(t, "extend", os.Truncate(r.path("file"), 6))
+	r.wantObject("file", "0123\x00\x00")
+	testkit.NoError(t, "truncate to 0", os.Truncate(r.path("file"), 0))
+	r.wantObject("file", "")
+	f, err := os.Create(r.path("file"))
+	testkit.NoError(t, "create", err)
+	_, err = f.WriteString("abcdef")
+	testkit.NoError(t, "write", err)
+	testkit.NoError(t, "truncate handle", f.Truncate(2))
+	testkit.NoError(t, "close", f.Close())
+	r.wantObject("file", "ab")
+}
+
+func TestUnlink(t *testing.T) {
+	r := newRig(t)
+	r.put("dir/file", "data")
+	testkit.NoError(t, "remove", os.Remove(r.path("dir/file")))
+	r.wantNoObject("dir/file")
+	r.wantNames("dir")
+	testkit.NoError(t, "rmdir", os.Remove(r.path("dir")))
+	r.wantNames("")
+}
+
+func TestUnlinkedOpenFileStaysReadable(t *testing.T) {
+	r := newRig(t)
+	f, err := os.Create(r.path("file"))
+	testkit.NoError(t, "create", err)
+	defer f.Close()
+	_, err = f.WriteString("data")
+	testkit.NoError(t, "write", err)
+	testkit.NoError(t, "remove", os.Remove(r.path("file")))
+	r.wantNames("")
+	b := make([]byte, 4)
+	_, err = f.ReadAt(b, 0)
+	testkit.NoError(t, "read", err)
+	r.equalAt("content", b, []byte("data"))
+	testkit.NoError(t, "close", f.Close())
+	r.wantNoObject("file")
+}
+
+func TestFolders(t *testing.T) {
+	r := newRig(t)
+	testkit.NoError(t, "mkdir", os.Mkdir(r.path("dir"), 0o755))
+	r.wantErrno("mkdir again", os.Mkdir(r.path("dir"), 0o755), syscall.EEXIST)
+	r.wantNames("", "dir/")
+	r.write("dir/file", "data")
+	r.wantErrno("rmdir", unix.Rmdir(r.path("dir")), syscall.ENOTEMPTY)
+	r.wantErrno("rename", os.Rename(r.path("dir"), r.path("other")), syscall.EXDEV)
+	testkit.NoError(t, "remove all", os.RemoveAll(r.path("dir")))
+	r.wantNames("")
+}
+
+func TestRename(t *testing.T) {
+	r := newRig(t)
+	r.put("a", "old a")
+	r.put("b", "old b")
+	testkit.NoError(t, "rename", os.Rename(r.path("a"), r.path("b")))
+	r.wantNoObject("a")
+	r.wantObject("b", "old a")
+	r.wantFile("b", "old a")
+	r.wantNames("", "b")
+	r.put("c", "old c")
+	err := unix.Renameat2(unix.AT_FDCWD, r.path("b"), unix.AT_FDCWD, r.path("c"), unix.RENAME_NOREPLACE)
+	r.wantErrno("rename without replacement", err, syscall.EEXIST)
+	r.wantObject("c", "old c")
+}
+
+func TestRenameOfFileThatIsOpenForWriting(t *testing.T) {
+	r := newRig(t)
+	f, err := os.Create(r.path("a"))
+	testkit.NoError(t, "create", err)
+	_, err = f.WriteString("first")
+	testkit.NoError(t, "write", err)
+	testkit.NoError(t, "rename", os.Rename(r.path("a"), r.path("b")))
+	r.wantObject("b", "first")
+	_, err = f.WriteString(", second")
+	testkit.NoError(t, "write", err)
+	testkit.NoError(t, "close", f.Close())
+	r.wantObject("b", "first, second")
+	r.wantNoObject("a")
+	r.wantNames("", "b")
+}

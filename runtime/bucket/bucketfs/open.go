@@ -1,0 +1,260 @@
+package bucketfs
+
+import (
+	"context"
+	"syscall"
+	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+)
+
+// handle is an open file.
+type handle struct {
+	node    *node
+	file    *file
+	appends bool
+	writes  bool
+	reader  reader
+}
+
+// Open implements fuse.RawFileSystem.
+func (m *mount) Open(interrupt <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	writes := in.Flags&syscall.O_ACCMODE != syscall.O_RDONLY
+	if m.readOnly && (writes || in.Flags&syscall.O_TRUNC != 0) {
+		return fuse.EROFS
+	}
+	n := m.node(in.NodeId)
+	switch {
+	case n == nil:
+		return fuse.ENOENT
+	case n.folder:
+		return fuse.EISDIR
+	}
+	ctx, cancel := m.operation(interrupt)
+	defer cancel()
+	if err := m.refresh(ctx, n); err != nil {
+		return status(ctx, err)
+	}
+	id, h, err := m.openNode(n, in.Flags)
+	if err != nil {
+		return status(ctx, err)
+	}
+	if in.Flags&syscall.O_TRUNC != 0 {
+		if err := m.truncate(ctx, h, 0); err != nil {
+			m.releaseHandle(id)
+			return status(ctx, err)
+		}
+	}
+	out.Fh = id
+	if m.isCached(n) {
+		out.OpenFlags = fuse.FOPEN_KEEP_CACHE
+	}
+	return fuse.OK
+}
+
+// isCached reports whether the kernel's page cache has the current content of an open file, and records
+// that it will.
+func (m *mount) isCached(n *node) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n.file.isLocal() {
+		return true // each change goes through the kernel
+	}
+	etag := n.file.etag()
+	cached := etag != "" && n.cached == etag
+	n.cached = etag
+	return cached
+}
+
+// openNode adds a handle of a file.
+func (m *mount) openNode(n *node, flags uint32) (uint64, *handle, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n.removed && n.file == nil {
+		return 0, nil, errStale // the kernel looks the name up again
+	}
+	if n.file == nil {
+		n.file = newFile()
+		n.file.base, n.file.stored = n.object, true
+	}
+	return m.addFile(n, flags)
+}
+
+// addFile adds a handle of a node with a file. The caller holds m.mu.
+func (m *mount) addFile(n *node, flags uint32) (uint64, *handle, error) {
+	h := &handle{
+		node: n, file: n.file,
+		appends: flags&syscall.O_APPEND != 0,
+		writes:  flags&syscall.O_ACCMODE != syscall.O_RDONLY,
+	}
+	id, err := m.addHandle(h)
+	if err != nil {
+		m.dropFile(n)
+		return 0, nil, err
+	}
+	n.file.mu.Lock()
+	n.file.handles++
+	n.file.mu.Unlock()
+	return id, h, nil
+}
+
+// Create implements fuse.RawFileSystem.
+func (m *mount) Create(interrupt <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	key, code := m.newKey(in.NodeId, name)
+	if !code.Ok() {
+		return code
+	}
+	scratch, err := m.scratch.create()
+	if err != nil {
+		m.log.Error("failed to create file", "error", err)
+		return fuse.Status(errno(err))
+	}
+	id, n, err := m.createNode(key, scratch, in.Flags)
+	if err != nil {
+		scratch.close()
+		return fuse.Status(errno(err))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out.Fh, out.OpenOut.OpenFlags = id, fuse.FOPEN_KEEP_CACHE
+	m.enter(n, &out.EntryOut)
+	return fuse.OK
+}
+
+// createNode adds a node with a new empty file. It takes ownership of scratch unless it fails.
+func (m *mount) createNode(key string, scratch *scratchFile, flags uint32) (uint64, *node, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := m.byKey[nodeKey{key, false}]; n != nil {
+		if n.file != nil && n.file.isLocal() {
+			return 0, nil, syscall.EEXIST // two calls raced
+		}
+		m.detach(n)
+		m.dropUnused(n)
+	}
+	n := m.addNode(key, false)
+	n.file = newFile()
+	id, _, err := m.addFile(n, flags)
+	if err != nil {
+		return 0, nil, err
+	}
+	n.file.mu.Lock()
+	defer n.file.mu.Unlock()
+	n.file.setScratch(scratch)
+	n.file.change()
+	return id, n, nil
+}
+
+// Release implements fuse.RawFileSystem.
+func (m *mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) { m.releaseHandle(in.Fh) }
+
+// releaseHandle closes a file. Changes that close(2) has not uploaded, of a shared mapping or after an
+// error, are uploaded now. If that fails, they are lost, as close(2) has reported.
+func (m *mount) releaseHandle(id uint64) {
+	h := m.handle(id)
+	if h == nil {
+		return
+	}
+	h.reader.close()
+	f := h.file
+	f.mu.Lock()
+	upload := f.handles == 1 && f.dirty()
+	f.mu.Unlock()
+	if upload {
+		if err := m.upload(m.ctx, h.node, f); err != nil {
+			m.log.Error("failed to upload file after close", "key", m.keyOf(h.node), "error", err)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.handles, id)
+	f.mu.Lock()
+	f.handles--
+	f.mu.Unlock()
+	m.dropFile(h.node)
+}
+
+// dropFile frees the file of a node if it has no handle. The caller holds m.mu.
+func (m *mount) dropFile(n *node) {
+	f := n.file
+	f.mu.Lock()
+	unused, local, clean := f.handles == 0, f.scratch != nil, f.written == f.uploaded
+	base, stored := f.base, f.stored
+	f.mu.Unlock()
+	if !unused {
+		return
+	}
+	f.discard(m.log)
+	n.file = nil
+	switch {
+	case local && clean:
+		n.object, n.cached, n.at = base, base.etag, time.Now()
+	case local:
+		n.cached, n.at = "", time.Time{}
+		if !stored {
+			m.detach(n)
+		}
+	}
+	m.dropUnused(n)
+}
+
+// Flush implements fuse.RawFileSystem. It is called for each close(2) of a descriptor.
+func (m *mount) Flush(interrupt <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+	h := m.handle(in.Fh)
+	if h == nil {
+		return fuse.EBADF
+	}
+	if !h.writes {
+		return fuse.OK
+	}
+	return m.sync(interrupt, h)
+}
+
+// Fsync implements fuse.RawFileSystem.
+func (m *mount) Fsync(interrupt <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	h := m.handle(in.Fh)
+	if h == nil {
+		return fuse.EBADF
+	}
+	return m.sync(interrupt, h)
+}
+
+func (m *mount) sync(interrupt <-chan struct{}, h *handle) fuse.Status {
+	if !h.file.isDirty() {
+		return fuse.OK
+	}
+	ctx, cancel := m.operation(interrupt)
+	defer cancel()
+	return status(ctx, m.upload(ctx, h.node, h.file))
+}
+
+// upload uploads a file if it is dirty. If it fails, the file stays dirty.
+func (m *mount) upload(ctx context.Context, n *node, f *file) error {
+	if err := f.lock(ctx); err != nil {
+		return err
+	}
+	defer f.unlock()
+	if !f.isDirty() {
+		return nil
+	}
+	return m.uploadTo(ctx, f, m.keyOf(n))
+}
+
+// uploadTo uploads a local file to a key. The caller holds f.busy.
+func (m *mount) uploadTo(ctx context.Context, f *file, key string) error {
+	f.mu.Lock()
+	written, scratch, size := f.written, f.scratch, f.scratch.size
+	f.tried = true
+	f.mu.Unlock()
+	o, err := m.store.put(ctx, key, scratch, size)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.base, f.stored, f.uploaded = o, true, written
+	if f.written == written {
+		f.mtime = o.mtime
+	}
+	return nil
+}

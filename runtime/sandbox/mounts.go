@@ -1,0 +1,287 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Mount is a bucket of an object store that is mounted as a folder of a sandbox.
+type Mount struct {
+	Bucket string `json:"bucket"` // name in the node's configuration
+	// Prefix is the folder in the bucket, without a slash at its ends; empty: the whole bucket.
+	Prefix    string    `json:"prefix,omitempty"`
+	Path      string    `json:"path"` // absolute
+	ReadOnly  bool      `json:"read_only,omitempty"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// Buckets mounts buckets in sandboxes. All methods are safe for concurrent use.
+type Buckets interface {
+	// Names returns the names of the buckets in order.
+	Names() []string
+	// Check returns nil if the object store accepts the credentials and has the bucket. It returns
+	// ErrBucketNotFound (wrapped) or *ObjectStoreError.
+	Check(ctx context.Context, m Mount) error
+	// Mount mounts a bucket at m.Path, a folder of the sandbox whose first process is pid, in place of any earlier
+	// mount there. The sandbox may be frozen. Mount does not contact the object store. The mount remains until
+	// Unmount or the end of the sandbox's container, or until the node ends: the node then mounts it again. It returns
+	// ErrBucketNotFound, ErrNoMountPoint or ErrNoFUSE (wrapped).
+	Mount(ctx context.Context, id ID, pid int, m Mount) error
+	// Unmount removes the mount at a path; open files remain usable. It does nothing if there is none.
+	Unmount(ctx context.Context, id ID, pid int, path string) error
+	// Forget is called when the container of the sandbox has ended.
+	Forget(id ID)
+}
+
+var (
+	// ErrBucketNotFound means that the node has no bucket of that name.
+	ErrBucketNotFound = errors.New("the node does not have the bucket")
+	// ErrMountNotFound means that nothing is mounted at that path.
+	ErrMountNotFound = errors.New("no bucket is mounted there")
+	// ErrMountExists means that another bucket is mounted at that path, below it, or above it.
+	ErrMountExists = errors.New("a bucket is mounted there")
+	// ErrNoMountPoint means that a path is not a folder in the sandbox.
+	ErrNoMountPoint = errors.New("the path cannot be a mount point")
+	// ErrNoFUSE means that the node cannot use /dev/fuse.
+	ErrNoFUSE = errors.New("the node cannot use FUSE")
+)
+
+const (
+	// maxMounts bounds the mounts of a sandbox.
+	maxMounts = 16
+	// maxMountPath is the kernel's limit of a path (PATH_MAX, without the zero byte).
+	maxMountPath = 4095
+	// maxMountPrefix leaves half of a key, which has up to 1,024 bytes, to the names of files.
+	maxMountPrefix = 512
+	// mountWait bounds one mount, which takes some milliseconds, and 2 s if Podman has to create its user namespace.
+	mountWait = 20 * time.Second
+)
+
+// reserved are the folders of a sandbox that cannot contain a mount point.
+var reserved = []string{"/proc", "/sys", "/dev", "/.doze"}
+
+// Mount mounts a bucket in a sandbox, which it wakes, and returns the mount. It creates the folder if necessary. It
+// changes nothing if the same bucket is already mounted there in the same way. Cold starts mount it again. Errors:
+// *InvalidError, ErrMountExists, ErrNoMountPoint, ErrNoFUSE, *ObjectStoreError, and the errors of Acquire.
+func (m *Manager) Mount(ctx context.Context, id ID, mount Mount) (Mount, error) {
+	b, err := m.live(id)
+	if err != nil {
+		return Mount{}, err
+	}
+	mount.Prefix = strings.TrimSuffix(mount.Prefix, "/")
+	if err := m.validateMount(mount); err != nil {
+		return Mount{}, err
+	}
+	if same, err := b.findMount(mount); err != nil || same != nil {
+		return valueOf(same), err
+	}
+	if err := m.deps.Buckets.Check(ctx, mount); err != nil {
+		return Mount{}, err
+	}
+	lease, err := m.Acquire(ctx, id, CauseFiles)
+	if err != nil {
+		return Mount{}, err
+	}
+	defer lease.Release()
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	if same, err := b.findMount(mount); err != nil || same != nil { // mounted meanwhile
+		return valueOf(same), err
+	}
+	if len(b.view.Load().Mounts) >= maxMounts {
+		return Mount{}, &InvalidError{Field: "path", Reason: fmt.Sprintf("is one more than the %d mounts that a sandbox can have", maxMounts), Want: "unmount a bucket first"}
+	}
+	mount.CreatedAt = time.Now().UTC()
+	err = b.changeSaved(ctx,
+		func(sb *Sandbox) { sb.Mounts = withMount(sb.Mounts, mount) },
+		func(sb *Sandbox) { sb.Mounts = withoutMount(sb.Mounts, mount.Path) })
+	if err != nil {
+		return Mount{}, err
+	}
+	if err := b.mountNow(ctx, mount); err != nil {
+		b.change(func(sb *Sandbox) { sb.Mounts = withoutMount(sb.Mounts, mount.Path) })
+		return Mount{}, errors.Join(err, b.save(ctx))
+	}
+	b.emit(Event{Type: EventMounted, Bucket: mount.Bucket, Path: mount.Path})
+	return mount, nil
+}
+
+// Unmount removes a mount from a sandbox in any state, and wakes nothing. Open files remain usable until they are
+// closed. Errors: ErrMountNotFound, and the errors of the Store.
+func (m *Manager) Unmount(ctx context.Context, id ID, path string) error {
+	b, err := m.live(id)
+	if err != nil {
+		return err
+	}
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	i := slices.IndexFunc(b.view.Load().Mounts, func(have Mount) bool { return have.Path == path })
+	if i < 0 {
+		return fmt.Errorf("%s of sandbox %s: %w", clip(path), b, ErrMountNotFound)
+	}
+	mount := b.view.Load().Mounts[i]
+	err = b.changeSaved(ctx,
+		func(sb *Sandbox) { sb.Mounts = withoutMount(sb.Mounts, path) },
+		func(sb *Sandbox) { sb.Mounts = withMount(sb.Mounts, mount) })
+	if err != nil {
+		return err
+	}
+	if err := b.unmountNow(ctx, path); err != nil {
+		b.change(func(sb *Sandbox) { sb.Mounts = withMount(sb.Mounts, mount) })
+		return errors.Join(err, b.save(ctx))
+	}
+	b.emit(Event{Type: EventUnmounted, Bucket: mount.Bucket, Path: mount.Path})
+	return nil
+}
+
+func valueOf(m *Mount) Mount {
+	if m == nil {
+		return Mount{}
+	}
+	return *m
+}
+
+// findMount returns the mount of the sandbox that is as wanted, nil if its path is free, and ErrMountExists otherwise.
+func (b *liveSandbox) findMount(want Mount) (*Mount, error) {
+	for _, have := range b.view.Load().Mounts {
+		want.CreatedAt = have.CreatedAt
+		if have == want {
+			return &have, nil
+		}
+		if have.Path == want.Path || isBelow(have.Path, want.Path) || isBelow(want.Path, have.Path) {
+			return nil, fmt.Errorf("%s is at %s: %w", have.Bucket, have.Path, ErrMountExists)
+		}
+	}
+	return nil, nil
+}
+
+// isBelow reports whether a path is below a folder.
+func isBelow(path, folder string) bool { return strings.HasPrefix(path, folder+"/") }
+
+func (m *Manager) validateMount(mount Mount) error {
+	if names := m.deps.Buckets.Names(); !slices.Contains(names, mount.Bucket) {
+		want := "configure one with buckets"
+		if len(names) > 0 {
+			want = "use " + strings.Join(names, ", ")
+		}
+		return &InvalidError{Field: "bucket", Reason: fmt.Sprintf("%q is not a bucket of the node", clip(mount.Bucket)), Want: want}
+	}
+	if reason := badPrefix(mount.Prefix); reason != "" {
+		return &InvalidError{Field: "prefix", Reason: reason, Want: "write it like datasets/2026"}
+	}
+	if reason := badMountPath(mount.Path); reason != "" {
+		return &InvalidError{Field: "path", Reason: reason, Want: "write it like /data"}
+	}
+	return nil
+}
+
+// badPrefix returns what is wrong with a prefix, or an empty string.
+func badPrefix(prefix string) string {
+	switch {
+	case len(prefix) > maxMountPrefix:
+		return fmt.Sprintf("has %d bytes; %d are possible", len(prefix), maxMountPrefix)
+	case !utf8.ValidString(prefix) || strings.ContainsRune(prefix, 0):
+		return "is not text in UTF-8"
+	case prefix != "" && (prefix != path.Clean(prefix) || strings.HasPrefix(prefix, "/") || strings.HasPrefix(prefix+"/", "../") || prefix == "."):
+		return fmt.Sprintf("%q is not a folder in a bucket", clip(prefix))
+	}
+	return ""
+}
+
+// badMountPath returns what is wrong with a path, or an empty string.
+func badMountPath(p string) string {
+	switch {
+	case len(p) > maxMountPath:
+		return fmt.Sprintf("has %d bytes; %d are possible", len(p), maxMountPath)
+	case !utf8.ValidString(p) || strings.ContainsRune(p, 0):
+		return "is not text in UTF-8"
+	case !path.IsAbs(p) || p != path.Clean(p):
+		return fmt.Sprintf("%q is not an absolute path without . and ..", clip(p))
+	case p == "/" || slices.ContainsFunc(reserved, func(folder string) bool { return p == folder || isBelow(p, folder) }):
+		return fmt.Sprintf("%q cannot be a mount point", clip(p))
+	}
+	return ""
+}
+
+// withMount returns mounts with m, sorted by path.
+func withMount(mounts []Mount, m Mount) []Mount {
+	mounts = append(withoutMount(mounts, m.Path), m)
+	slices.SortFunc(mounts, func(a, b Mount) int { return strings.Compare(a.Path, b.Path) })
+	return mounts
+}
+
+// withoutMount returns a copy of mounts without the one at a path.
+func withoutMount(mounts []Mount, path string) []Mount {
+	return slices.DeleteFunc(slices.Clone(mounts), func(have Mount) bool { return have.Path == path })
+}
+
+// mountNow mounts a bucket in the sandbox, which is running, and creates the folder.
+func (b *liveSandbox) mountNow(ctx context.Context, m Mount) error {
+	ctx, cancel := context.WithTimeout(ctx, mountWait)
+	defer cancel()
+	if _, err := b.guest.Mkdir(ctx, m.Path, 0o755); err != nil {
+		return fmt.Errorf("%w: create the folder %s: %w", ErrNoMountPoint, m.Path, err)
+	}
+	return b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m)
+}
+
+// unmountNow removes a mount if the sandbox has a container that runs or is frozen.
+func (b *liveSandbox) unmountNow(ctx context.Context, path string) error {
+	pid := int(b.pid.Load())
+	if pid == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, mountWait)
+	defer cancel()
+	return b.m.deps.Buckets.Unmount(ctx, b.id, pid, path)
+}
+
+// mountAll mounts the buckets of a sandbox whose container has started. Its programs must not run without them, because
+// they would write into the folders below. Needs the transition lock.
+func (b *liveSandbox) mountAll(ctx context.Context) error {
+	for _, m := range b.view.Load().Mounts {
+		if err := b.mountNow(ctx, m); err != nil {
+			return fmt.Errorf("mount the bucket %s at %s: %w", m.Bucket, m.Path, err)
+		}
+	}
+	return nil
+}
+
+// remount mounts the buckets of a sandbox that the node takes over, frozen or not. The file systems of its mounts ended
+// with the node's last run. Needs the transition lock.
+func (b *liveSandbox) remount(ctx context.Context) error {
+	var failed error
+	for _, m := range b.view.Load().Mounts {
+		ctx, cancel := context.WithTimeout(ctx, mountWait)
+		if err := b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("mount the bucket %s at %s: %w", m.Bucket, m.Path, err))
+		}
+		cancel()
+	}
+	return failed
+}
+
+// noteRemounted records whether the mounts of an adopted sandbox are back. After an error it runs on, and the folders
+// are not usable. Needs the transition lock.
+func (b *liveSandbox) noteRemounted(err error) {
+	if err == nil {
+		return
+	}
+	b.m.log.Error("failed to mount the buckets of a sandbox again", "sandbox", b.id, "error", err)
+	b.setCondition(ConditionMountFailed, "a bucket is not mounted; stop it and start it again: "+err.Error())
+}
+
+// noBuckets are the buckets of a node without any.
+type noBuckets struct{}
+
+func (noBuckets) Names() []string                                { return nil }
+func (noBuckets) Check(context.Context, Mount) error             { return ErrBucketNotFound }
+func (noBuckets) Mount(context.Context, ID, int, Mount) error    { return ErrBucketNotFound }
+func (noBuckets) Unmount(context.Context, ID, int, string) error { return nil }
+func (noBuckets) Forget(ID)                                      {}

@@ -1,0 +1,199 @@
+package sandbox_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
+)
+
+// mountAt mounts the bucket data at a path.
+func mountAt(t *testing.T, n *sandboxtest.Node, id sandbox.ID, path string) sandbox.Mount {
+	t.Helper()
+	m, err := n.Manager.Mount(t.Context(), id, sandbox.Mount{Bucket: "data", Prefix: "shared/", Path: path})
+	testkit.NoError(t, "Mount", err)
+	return m
+}
+
+// wantMounts fails unless a sandbox has mounts at these paths, and its record, too.
+func wantMounts(t *testing.T, n *sandboxtest.Node, id sandbox.ID, paths ...string) {
+	t.Helper()
+	if got := slices.Sorted(maps.Keys(n.Buckets.Mounts(id))); !slices.Equal(got, paths) {
+		t.Errorf("mounted at %v, want %v", got, paths)
+	}
+	wantMountsInRecord(t, n, id, paths...)
+}
+
+func wantMountsInRecord(t *testing.T, n *sandboxtest.Node, id sandbox.ID, paths ...string) {
+	t.Helper()
+	sb, _ := n.Manager.ByID(id)
+	var got []string
+	for _, m := range sb.Mounts {
+		got = append(got, m.Path)
+	}
+	if !slices.Equal(got, paths) {
+		t.Errorf("the record has mounts at %v, want %v", got, paths)
+	}
+}
+
+func TestMountsOutliveStopsAndNodes(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	folder := t.TempDir()
+	a, b := filepath.Join(folder, "a", "new"), filepath.Join(folder, "b")
+	if m := mountAt(t, n, id, b); m.Prefix != "shared" || m.CreatedAt.IsZero() {
+		t.Errorf("got %+v", m)
+	}
+	first := mountAt(t, n, id, a)
+	if again := mountAt(t, n, id, a); again != first {
+		t.Errorf("the second call returned %+v, want %+v", again, first)
+	}
+	wantMounts(t, n, id, a, b)
+
+	mustSleep(t, n.Manager, id)
+	wantMounts(t, n, id, a, b)
+	stopped(t, n, id)
+	if mounts := n.Buckets.Mounts(id); len(mounts) != 0 {
+		t.Errorf("stopped it has %v", mounts)
+	}
+	acquire(t, n.Manager, id).Release()
+	wantMounts(t, n, id, a, b)
+
+	for state, enter := range map[string]func(){"running": func() {}, "asleep": func() { mustSleep(t, n.Manager, id) }} {
+		enter()
+		n.Crash(t, n.Buckets.Restart)
+		wantMounts(t, n, id, a, b)
+		t.Log("the node started again while it was " + state)
+	}
+	if got := stateOf(t, n.Manager, id); got != sandbox.StateAsleep {
+		t.Errorf("mounting again left it %s", got)
+	}
+	testkit.NoError(t, "Unmount of an asleep sandbox", n.Manager.Unmount(t.Context(), id, a))
+	wantMounts(t, n, id, b)
+	stopped(t, n, id)
+	testkit.NoError(t, "Unmount of a stopped sandbox", n.Manager.Unmount(t.Context(), id, b))
+	acquire(t, n.Manager, id).Release()
+	wantMounts(t, n, id)
+	if err := n.Manager.Unmount(t.Context(), id, b); !errors.Is(err, sandbox.ErrMountNotFound) {
+		t.Errorf("the second Unmount returned %v", err)
+	}
+}
+
+func TestForksHaveTheMounts(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	path := filepath.Join(t.TempDir(), "data")
+	mountAt(t, n, id, path)
+	forks, err := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 2})
+	testkit.NoError(t, "Fork", err)
+	for _, fork := range forks {
+		wantMounts(t, n, fork.ID, path)
+	}
+}
+
+// A program that runs without its bucket would write to the disk of the sandbox.
+func TestSandboxDoesNotStartWithoutItsBuckets(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	path := filepath.Join(t.TempDir(), "data")
+	mountAt(t, n, id, path)
+	stopped(t, n, id)
+	n.Buckets.Fail("mount", sandbox.ErrBucketNotFound)
+	_, err := n.Manager.Acquire(t.Context(), id, sandbox.CauseExec)
+	if !errors.Is(err, sandbox.ErrBucketNotFound) || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v", err)
+	}
+	if got := stateOf(t, n.Manager, id); got != sandbox.StateStopped {
+		t.Errorf("it is %s", got)
+	}
+	testkit.NoError(t, "Unmount", n.Manager.Unmount(t.Context(), id, path))
+	acquire(t, n.Manager, id).Release()
+}
+
+func TestSandboxThatCannotBeMountedAgainHasACondition(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	mountAt(t, n, id, filepath.Join(t.TempDir(), "data"))
+	n.Crash(t, func() { n.Buckets.Fail("mount", errors.New("no device")) })
+	if sb, _ := n.Manager.ByID(id); sb.Condition.Code != sandbox.ConditionMountFailed || !strings.Contains(sb.Condition.Message, "no device") {
+		t.Errorf("got %+v", sb.Condition)
+	}
+	n.Buckets.Fail("mount", nil)
+}
+
+func TestFailedMountChangesNothing(t *testing.T) {
+	failed := errors.New("failed")
+	for _, operation := range []string{"check", "mount"} {
+		t.Run(operation, func(t *testing.T) {
+			t.Parallel()
+			n := sandboxtest.Open(t, nil)
+			id := create(t, n.Manager, "box").ID
+			n.Buckets.FailOnce(operation, failed)
+			path := filepath.Join(t.TempDir(), "data")
+			if _, err := n.Manager.Mount(t.Context(), id, sandbox.Mount{Bucket: "data", Path: path}); !errors.Is(err, failed) {
+				t.Errorf("got %v", err)
+			}
+			wantMounts(t, n, id)
+			mountAt(t, n, id, path)
+			n.Buckets.FailOnce("unmount", failed)
+			if err := n.Manager.Unmount(t.Context(), id, path); !errors.Is(err, failed) {
+				t.Errorf("got %v", err)
+			}
+			wantMounts(t, n, id, path)
+		})
+	}
+}
+
+func TestMountsAreRefused(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	folder := t.TempDir()
+	path := filepath.Join(folder, "data")
+	mountAt(t, n, id, path)
+	for name, c := range map[string]struct {
+		mount sandbox.Mount
+		want  string
+	}{
+		"unknown bucket":     {sandbox.Mount{Bucket: "other", Path: "/x"}, "use data, models"},
+		"no bucket":          {sandbox.Mount{Path: "/x"}, "use data, models"},
+		"relative path":      {sandbox.Mount{Bucket: "data", Path: "x"}, "absolute"},
+		"path with ..":       {sandbox.Mount{Bucket: "data", Path: "/x/../y"}, "absolute"},
+		"root":               {sandbox.Mount{Bucket: "data", Path: "/"}, "mount point"},
+		"proc":               {sandbox.Mount{Bucket: "data", Path: "/proc/x"}, "mount point"},
+		"own folder":         {sandbox.Mount{Bucket: "data", Path: "/.doze"}, "mount point"},
+		"zero byte":          {sandbox.Mount{Bucket: "data", Path: "/x\x00"}, "UTF-8"},
+		"long path":          {sandbox.Mount{Bucket: "data", Path: "/" + strings.Repeat("x", 4095)}, "4096 bytes"},
+		"absolute prefix":    {sandbox.Mount{Bucket: "data", Path: "/x", Prefix: "/a"}, "folder in a bucket"},
+		"prefix with ..":     {sandbox.Mount{Bucket: "data", Path: "/x", Prefix: "../a"}, "folder in a bucket"},
+		"prefix is ..":       {sandbox.Mount{Bucket: "data", Path: "/x", Prefix: ".."}, "folder in a bucket"},
+		"prefix with //":     {sandbox.Mount{Bucket: "data", Path: "/x", Prefix: "a//b"}, "folder in a bucket"},
+		"long prefix":        {sandbox.Mount{Bucket: "data", Path: "/x", Prefix: strings.Repeat("x", 513)}, "513 bytes"},
+		"another bucket":     {sandbox.Mount{Bucket: "models", Path: path}, sandbox.ErrMountExists.Error()},
+		"below a mount":      {sandbox.Mount{Bucket: "data", Path: path + "/below"}, sandbox.ErrMountExists.Error()},
+		"above a mount":      {sandbox.Mount{Bucket: "data", Path: folder}, sandbox.ErrMountExists.Error()},
+		"a file in the path": {sandbox.Mount{Bucket: "data", Path: "/etc/passwd/x"}, sandbox.ErrNoMountPoint.Error()},
+	} {
+		if _, err := n.Manager.Mount(t.Context(), id, c.mount); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		}
+	}
+	wantMounts(t, n, id, path)
+	for i := range 15 {
+		mountAt(t, n, id, filepath.Join(folder, fmt.Sprint("more-", i)))
+	}
+	if _, err := n.Manager.Mount(t.Context(), id, sandbox.Mount{Bucket: "data", Path: folder + "/last"}); err == nil || !strings.Contains(err.Error(), "16 mounts") {
+		t.Errorf("the 17th mount: %v", err)
+	}
+}

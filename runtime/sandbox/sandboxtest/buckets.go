@@ -1,0 +1,94 @@
+package sandboxtest
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Buckets implements sandbox.Buckets for the buckets "data" and "models", and notes the mounts. Its Faults apply to
+// the operations "check", "mount" and "unmount".
+type Buckets struct {
+	Faults
+
+	mu     sync.Mutex
+	mounts map[mountPoint]sandbox.Mount
+}
+
+// mountPoint is a path in the sandbox whose first process is pid.
+type mountPoint struct {
+	id   sandbox.ID
+	pid  int
+	path string
+}
+
+// NewBuckets returns buckets without mounts.
+func NewBuckets() *Buckets { return &Buckets{mounts: map[mountPoint]sandbox.Mount{}} }
+
+// Names implements sandbox.Buckets.
+func (b *Buckets) Names() []string { return []string{"data", "models"} }
+
+// Check implements sandbox.Buckets.
+func (b *Buckets) Check(ctx context.Context, m sandbox.Mount) error {
+	if !slices.Contains(b.Names(), m.Bucket) {
+		return fmt.Errorf("bucket %q: %w", m.Bucket, sandbox.ErrBucketNotFound)
+	}
+	return b.begin(ctx, "check")
+}
+
+// Mount implements sandbox.Buckets.
+func (b *Buckets) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mount) error {
+	if err := b.begin(ctx, "mount"); err != nil {
+		return err
+	}
+	if info, err := os.Stat(m.Path); err != nil || !info.IsDir() {
+		return fmt.Errorf("%w: %s", sandbox.ErrNoMountPoint, m.Path)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.mounts[mountPoint{id, pid, m.Path}] = m
+	return nil
+}
+
+// Unmount implements sandbox.Buckets.
+func (b *Buckets) Unmount(ctx context.Context, id sandbox.ID, pid int, path string) error {
+	if err := b.begin(ctx, "unmount"); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.mounts, mountPoint{id, pid, path})
+	return nil
+}
+
+// Forget implements sandbox.Buckets.
+func (b *Buckets) Forget(id sandbox.ID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	maps.DeleteFunc(b.mounts, func(at mountPoint, _ sandbox.Mount) bool { return at.id == id })
+}
+
+// Restart ends all mounts, as the end of a node does.
+func (b *Buckets) Restart() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.mounts)
+}
+
+// Mounts returns what is mounted in a sandbox, by path.
+func (b *Buckets) Mounts(id sandbox.ID) map[string]sandbox.Mount {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	mounts := map[string]sandbox.Mount{}
+	for at, m := range b.mounts {
+		if at.id == id {
+			mounts[at.path] = m
+		}
+	}
+	return mounts
+}
