@@ -78,6 +78,8 @@ type Client struct {
 	running sync.WaitGroup
 	mu      sync.Mutex
 	closed  bool
+
+	cache cacheUsage
 }
 
 // New returns a Client, which maintains the repository in the background until Close. The caller closes it.

@@ -65,6 +65,9 @@ type Backups interface {
 	List(ctx context.Context, owner string) ([]Backup, error)
 	// Delete deletes backups and ignores unknown ids. Maintenance removes content that no other backup has.
 	Delete(ctx context.Context, ids []BackupID) error
+	// CacheBytes returns the disk space of the repository's cache on the node, as of at most a minute ago.
+	// It does not contact the object store, and takes at most a second.
+	CacheBytes(ctx context.Context) (int64, error)
 }
 
 // ObjectStoreFailure is the kind of an ObjectStoreError.

@@ -26,11 +26,14 @@ func (m *Manager) dropSnapshot(ctx context.Context, s Snapshot) {
 // collectSoon removes deleted snapshots in the background.
 func (m *Manager) collectSoon() { m.spawn(m.collect) }
 
-// collect removes the files of deleted snapshots that no disk is based on.
+// collect removes the files of deleted snapshots that no disk is based on. The storage removes files
+// that other snapshots are based on with the last of these.
 func (m *Manager) collect(ctx context.Context) {
 	m.snapshots.collecting.Lock()
 	defer m.snapshots.collecting.Unlock()
-	for _, s := range m.unusedSnapshots() {
+	unused := m.unusedSnapshots()
+	children := m.snapshots.children()
+	for _, s := range unused {
 		if ctx.Err() != nil {
 			return
 		}
@@ -39,13 +42,47 @@ func (m *Manager) collect(ctx context.Context) {
 			continue
 		}
 		if err == nil {
-			err = m.deps.Store.DeleteSnapshot(ctx, s.ID)
+			err = m.forgetSnapshot(ctx, s, children)
 		}
 		if err != nil {
 			m.log.Warn("failed to remove the files of a deleted snapshot, trying again later", "snapshot", s.ID, "error", err)
+		}
+	}
+	m.forgetLayers(ctx, children)
+}
+
+// forgetSnapshot removes the record of a snapshot that Disks does not have any more. If others are based
+// on it, the record becomes a layer.
+func (m *Manager) forgetSnapshot(ctx context.Context, s Snapshot, children map[SnapshotID]int) error {
+	if children[s.ID] > 0 && m.layers() < maxLayers {
+		return m.putSnapshot(ctx, Snapshot{ID: s.ID, Owner: s.Owner, Sandbox: s.Sandbox, Parent: s.Parent, Depth: s.Depth, CreatedAt: s.CreatedAt, Usage: s.Usage, Progress: snapshotLayer})
+	}
+	if err := m.deps.Store.DeleteSnapshot(ctx, s.ID); err != nil {
+		return err
+	}
+	m.snapshots.forget(s.ID)
+	children[s.Parent]--
+	return nil
+}
+
+func (m *Manager) layers() int {
+	m.snapshots.mu.Lock()
+	defer m.snapshots.mu.Unlock()
+	return m.snapshots.countOf(snapshotLayer)
+}
+
+// forgetLayers removes the records of layers that no snapshot is based on any more.
+func (m *Manager) forgetLayers(ctx context.Context, children map[SnapshotID]int) {
+	layers := m.snapshots.where(func(s Snapshot) bool { return s.Progress == snapshotLayer })
+	slices.SortFunc(layers, newestFirst) // a layer can be based on an older one
+	for _, s := range layers {
+		if children[s.ID] > 0 {
 			continue
 		}
-		m.snapshots.forget(s.ID)
+		if err := m.forgetSnapshot(ctx, s, children); err != nil {
+			m.log.Warn("failed to remove the record of a deleted snapshot, trying again later", "snapshot", s.ID, "error", err)
+			return
+		}
 	}
 }
 
@@ -114,14 +151,19 @@ func (m *Manager) maintainSnapshots(ctx context.Context) {
 // measureSnapshot completes the record of a snapshot whose files were not counted.
 func (m *Manager) measureSnapshot(ctx context.Context, id SnapshotID) {
 	usage, err := m.deps.Disks.Measure(ctx, "", id)
+	if _, known := m.snapshots.get(id); !known {
+		return
+	}
 	if err != nil {
 		m.log.Warn("failed to measure a snapshot", "snapshot", id, "error", err)
 		return
 	}
-	m.snapshots.changing.Lock() // so that it is not deleted meanwhile
+	m.snapshots.collecting.Lock() // so that its record is neither removed
+	defer m.snapshots.collecting.Unlock()
+	m.snapshots.changing.Lock() // nor changed meanwhile
 	defer m.snapshots.changing.Unlock()
 	s, ok := m.snapshots.get(id)
-	if !ok || s.Progress != snapshotDone {
+	if !ok || s.Progress == snapshotCopying || s.Progress == snapshotMoving {
 		return
 	}
 	s.Usage = usage

@@ -284,5 +284,7 @@ type Store interface {
 	// NodeID is made when the store is made and never changes: 12 characters
 	// of [a-z0-9].
 	NodeID() string
+	// DiskBytes returns the disk space of the store in bytes; 0 if it is in memory.
+	DiskBytes() (int64, error)
 	Close() error
 }

@@ -58,27 +58,36 @@ func allowance(limit, usage int64, stops int, slack, least int64) int64 {
 	return usage + max(max(limit/10, slack)>>min(max(stops-1, 0), 62), least)
 }
 
-// noteDisk records a measurement.
-func (b *liveSandbox) noteDisk(usage DiskUsage) {
+// noteDisk records a measurement, unless the sandbox has started again or has another disk since.
+func (b *liveSandbox) noteDisk(usage DiskUsage, run int) {
+	if b.noteDiskOf(usage, run) {
+		b.m.journal.dirty(b)
+	}
+}
+
+func (b *liveSandbox) noteDiskOf(usage DiskUsage, run int) (changed bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	sb := b.view.Load()
 	within := !usage.exceeds(sb.Limits.disk())
-	if sb.Disk == usage && (!within || sb.DiskStops == 0 && sb.DiskAllowance == sb.Limits.disk()) {
-		return
+	if run != b.disk.run || sb.Disk == usage && (!within || sb.DiskStops == 0 && sb.DiskAllowance == sb.Limits.disk()) {
+		return false
 	}
-	b.change(func(sb *Sandbox) {
+	b.changeLocked(func(sb *Sandbox) {
 		sb.Disk = usage
 		if within {
 			sb.DiskStops, sb.DiskAllowance = 0, sb.Limits.disk()
 		}
 	})
-	b.m.journal.dirty(b)
+	return true
 }
 
-// emptyDisk records that the sandbox has a new container with an empty disk.
+// emptyDisk records that the disk of the sandbox is empty: its container is new, or a snapshot has its files.
 func (b *liveSandbox) emptyDisk() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.disk = diskState{run: b.disk.run + 1, measured: time.Now()}
+	now := time.Now()
+	b.disk = diskState{run: b.disk.run + 1, measured: now, counted: now}
 	b.changeLocked(func(sb *Sandbox) { sb.Disk, sb.DiskStops = DiskUsage{}, 0 })
 }
 
@@ -111,7 +120,7 @@ func (b *liveSandbox) measureDisk(ctx context.Context, limit DiskUsage) (usage D
 	case err == nil && usage.exceeds(limit):
 	case err == nil:
 		grown := b.disk.bound.minus(before) // during the measurement
-		b.disk = diskState{run: run, bound: usage.plus(grown), measured: now, changed: grown != (DiskUsage{})}
+		b.disk = diskState{run: run, bound: usage.plus(grown), measured: now, counted: now, changed: grown != (DiskUsage{})}
 	case ctx.Err() != nil:
 	case errors.Is(err, ErrTooDeep), limited.Err() != nil:
 		err = fmt.Errorf("%w: %w", errUnmeasurable, err)
@@ -134,7 +143,7 @@ func (b *liveSandbox) enforceDisk(ctx, calm context.Context) {
 	usage, run, err := b.measureDisk(calm, may)
 	switch {
 	case err == nil && !usage.exceeds(may):
-		b.noteDisk(usage)
+		b.noteDisk(usage, run)
 		return
 	case err == nil:
 	case calm.Err() != nil, errors.Is(err, ErrNoContainer), errors.Is(err, errNotIdle):
@@ -154,6 +163,22 @@ func (b *liveSandbox) enforceDisk(ctx, calm context.Context) {
 		why.detail = fmt.Sprintf("the sandbox used %s of disk; the limit of size %s is %s", usage, sb.Size, may)
 	}
 	b.stopForDisk(ctx, calm, run, why)
+}
+
+// remeasureDisk measures the disk of a sandbox that does not run. Its next run enforces the limits.
+func (b *liveSandbox) remeasureDisk(calm context.Context) {
+	usage, run, err := b.measureDisk(calm, DiskUsage{})
+	switch {
+	case err == nil:
+		b.noteDisk(usage, run)
+	case calm.Err() != nil, errors.Is(err, errNotIdle):
+	case errors.Is(err, ErrNoContainer):
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.disk.changed = false // until its next run
+	default:
+		b.m.log.Warn("failed to measure the disk of a sandbox, trying again", "sandbox", b.id, "error", err)
+	}
 }
 
 // String describes a usage, or a limit.

@@ -18,9 +18,10 @@ import (
 // any program has written to the file systems since then while the sandbox was running.
 
 const (
-	// diskPeriod is the interval at which a running sandbox is measured even if its upper bound is
-	// within the limit, provided that its disk may have changed: inodes that one program frees hide
-	// inodes that another program allocates.
+	// diskPeriod is the interval at which a sandbox is measured even if its upper bound is within the
+	// limit, provided that its disk may have changed: inodes that one program frees hide inodes that
+	// another program allocates. A sandbox that does not run any more is measured once, so that Report
+	// has its usage.
 	diskPeriod = 5 * time.Minute
 	// The default reserve is at most this.
 	defaultDiskReserve  = 2 << 30
@@ -34,7 +35,8 @@ const (
 type diskState struct {
 	run       int       // changes with each start and each new disk
 	bound     DiskUsage // upper bound of the usage; see diskPeriod
-	measured  time.Time // zero: not since the node started
+	measured  time.Time // last attempt; zero: not since the node started
+	counted   time.Time // last complete measurement; zero: not since the node started
 	changed   bool      // the file systems have changed since
 	notBefore time.Time // earliest time of the next measurement
 }
@@ -262,8 +264,10 @@ func (m *Manager) measureDue(ctx context.Context) {
 		switch {
 		case short != nil:
 			relieved = m.relieveDisk(ctx, short)
-		case due != nil:
+		case due != nil && due.state() == StateRunning:
 			due.enforceDisk(ctx, calm)
+		case due != nil:
+			due.remeasureDisk(calm)
 		}
 		if !relieved && (short != nil || due != nil) {
 			_ = pause(calm, time.Since(start)) // a shortage ends it, too
@@ -314,7 +318,8 @@ func (m *Manager) dueDisk() *liveSandbox {
 // (over), or because its last measurement is too old.
 func (b *liveSandbox) diskDue(now time.Time) (over bool, since time.Time, due bool) {
 	sb := b.view.Load()
-	if sb.State != StateRunning {
+	running := sb.State == StateRunning
+	if !running && sb.State != StateAsleep && sb.State != StateStopped {
 		return false, time.Time{}, false
 	}
 	b.mu.Lock()
@@ -323,8 +328,9 @@ func (b *liveSandbox) diskDue(now time.Time) (over bool, since time.Time, due bo
 	if b.gone || now.Before(d.notBefore) {
 		return false, time.Time{}, false
 	}
-	over = d.bound.exceeds(sb.DiskAllowance)
-	return over, d.measured, over || d.measured.IsZero() || d.changed && now.Sub(d.measured) >= diskPeriod
+	over = running && d.bound.exceeds(sb.DiskAllowance)
+	old := d.changed && now.Sub(d.measured) >= diskPeriod
+	return over, d.measured, over || old || running && d.measured.IsZero()
 }
 
 // growth is how much the disk of a running sandbox has grown since it was last measured.
@@ -388,7 +394,7 @@ func (b *liveSandbox) grown(ctx context.Context, short *diskShortage) (growth, e
 	if err != nil {
 		return growth{}, err
 	}
-	b.noteDisk(usage)
+	b.noteDisk(usage, run)
 	return growth{b, run, usage, short.of(usage.minus(before)), all}, nil
 }
 

@@ -120,3 +120,6 @@ const Recoverers = recoverers
 func (m *Manager) StopQuarantined(id ID) error {
 	return m.stopQuarantined(m.ctx, m.quarantinedByID(id))
 }
+
+// CollectSnapshots removes deleted snapshots that nothing is based on.
+func (m *Manager) CollectSnapshots() { m.collect(m.ctx) }

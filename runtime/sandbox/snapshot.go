@@ -51,6 +51,9 @@ const (
 	snapshotMoving  SnapshotProgress = "moving"  // not acknowledged; it may have the sandbox's files
 	snapshotDone    SnapshotProgress = ""
 	snapshotDeleted SnapshotProgress = "deleted" // disks are based on it
+	// snapshotLayer: deleted, and other snapshots are based on it. The record only accounts for its
+	// files, and has no Name and no Origin.
+	snapshotLayer SnapshotProgress = "layer"
 )
 
 // DiskUsage is the usage of a disk or a part of one.
@@ -65,6 +68,8 @@ func SnapshotRef(id SnapshotID) string { return "localhost/doze/snapshot:" + str
 const (
 	// maxSnapshots of the node. One more is refused with ErrTooManySnapshots.
 	maxSnapshots = 10_000
+	// maxLayers of the node. The files of further ones count as DiskReport's Other.
+	maxLayers = maxSnapshots
 	// maxSnapshotDepth bounds the layers of a disk: the kernel takes the names of all layers
 	// in one page.
 	maxSnapshotDepth = 64
@@ -181,7 +186,7 @@ func (m *Manager) claimSnapshot(ctx context.Context, b *liveSandbox, req Snapsho
 		s.ExpiresAt = now.Add(time.Duration(req.MaxAge))
 	}
 	m.snapshots.mu.Lock()
-	if m.snapshots.count() >= maxSnapshots || len(m.snapshots.byID) >= 2*maxSnapshots { // deleted ones may stay for a while
+	if m.snapshots.count() >= maxSnapshots || len(m.snapshots.byID)-m.snapshots.countOf(snapshotLayer) >= 2*maxSnapshots { // deleted ones may stay for a while
 		m.snapshots.mu.Unlock()
 		return Snapshot{}, fmt.Errorf("%w (%d)", ErrTooManySnapshots, maxSnapshots)
 	}
@@ -321,10 +326,11 @@ func (b *liveSandbox) move(ctx context.Context, s *Snapshot) error {
 	return err
 }
 
-// based makes a snapshot the base of the sandbox's disk. Its container is replaced by one that
+// based makes a snapshot that has the sandbox's files the base of its disk. Its container is replaced by one that
 // has the snapshot's files before its next start.
 func (b *liveSandbox) based(id SnapshotID) {
 	b.change(func(sb *Sandbox) { sb.Snapshot, sb.Rebase = id, true })
+	b.emptyDisk()
 }
 
 // rebase replaces the container of a sandbox whose disk begins again, as its image or a snapshot.
@@ -612,13 +618,29 @@ func (s *snapshots) named(owner, name string) (Snapshot, bool) {
 }
 
 // count returns the number of snapshots that are not deleted; mu is held.
-func (s *snapshots) count() (n int) {
+func (s *snapshots) count() int {
+	return len(s.byID) - s.countOf(snapshotDeleted) - s.countOf(snapshotLayer)
+}
+
+// countOf returns the number of snapshots with that progress; mu is held.
+func (s *snapshots) countOf(p SnapshotProgress) (n int) {
 	for _, have := range s.byID {
-		if have.Progress != snapshotDeleted {
+		if have.Progress == p {
 			n++
 		}
 	}
 	return n
+}
+
+// children returns how many snapshots are based directly on each snapshot.
+func (s *snapshots) children() map[SnapshotID]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	children := map[SnapshotID]int{}
+	for _, have := range s.byID {
+		children[have.Parent]++
+	}
+	return children
 }
 
 func (s *snapshots) get(id SnapshotID) (Snapshot, bool) {

@@ -9,12 +9,14 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
+	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -256,6 +258,25 @@ func putNodeID(db *badger.DB, id string) error {
 		return err
 	}
 	return db.Sync()
+}
+
+// DiskBytes implements sandbox.Store. Badger's files are sparse: only allocated blocks count.
+func (s *Badger) DiskBytes() (bytes int64, err error) {
+	dir := s.db.Opts().Dir
+	if dir == "" {
+		return 0, nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, fmt.Errorf("measure the store: %w", err)
+	}
+	for _, e := range entries {
+		var stat unix.Stat_t
+		if err := unix.Lstat(filepath.Join(dir, e.Name()), &stat); err == nil { // otherwise Badger has deleted it since
+			bytes += stat.Blocks * 512
+		}
+	}
+	return bytes, nil
 }
 
 // NodeID implements sandbox.Store.

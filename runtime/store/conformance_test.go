@@ -54,6 +54,7 @@ func TestStoreConforms(t *testing.T) {
 		{"yield may write", yieldWrites},
 		{"a record that is too large is refused and changes nothing", recordTooLarge},
 		{"an invalid id is refused", badID},
+		{"a store has a size only on a disk", sizeOnDisk},
 		{"events come back in order", eventsInOrder},
 		{"events are read from a cursor with a limit", eventsCursor},
 		{"each sandbox has its own timeline", timelinesSeparate},
@@ -398,6 +399,15 @@ func closedRefuses(t *testing.T, s *Badger) {
 		if err == nil {
 			t.Errorf("%s: got no error after Close", what)
 		}
+	}
+}
+
+func sizeOnDisk(t *testing.T, s *Badger) {
+	must(t, s.PutSandbox(t.Context(), sandbox.Sandbox{ID: testID(1), Name: "a"}))
+	bytes, err := s.DiskBytes()
+	must(t, err)
+	if onDisk := s.db.Opts().Dir != ""; onDisk != (bytes > 0) || bytes > 256<<20 {
+		t.Errorf("%d bytes, on a disk: %v", bytes, onDisk)
 	}
 }
 

@@ -46,6 +46,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"DeleteRemovesOnlyTheNamedBackups", deletion},
 		{"AnotherImageIsAMismatch", otherImage},
 		{"ListsAreOfOneOwner", owners},
+		{"CacheHasASizeAfterABackup", cache},
 		{"AnotherClientHasTheBackups", anotherClient},
 		{"ProgressIsMonotonicAndEndsWithTheTotal", progress},
 		{"EndedContextLeavesNothing", endedContext},
@@ -207,6 +208,13 @@ func unchanged(s *suite) {
 	// The second backup needs the content that the first one stored.
 	s.Must(s.on.Backups.Delete(s.Ctx, []sandbox.BackupID{first.ID}))
 	s.wantFiles(s.Create(s.restore(second, s.Create(""))), map[string]string{"large": content})
+}
+
+func cache(s *suite) {
+	s.backUp(s.snapshotWith("a", "1"))
+	if bytes, err := s.on.Backups.CacheBytes(s.Ctx); err != nil || bytes <= 0 {
+		s.Errorf("%d bytes, %v", bytes, err)
+	}
 }
 
 func deletion(s *suite) {

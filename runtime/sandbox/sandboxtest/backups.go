@@ -148,4 +148,14 @@ func (b *Backups) Delete(ctx context.Context, ids []sandbox.BackupID) error {
 	return nil
 }
 
+// CacheBytes implements sandbox.Backups. The cache has what Create has stored.
+func (b *Backups) CacheBytes(context.Context) (bytes int64, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.stored {
+		bytes += s.record.Stored
+	}
+	return bytes, nil
+}
+
 var _ sandbox.Backups = (*Backups)(nil)
