@@ -40,6 +40,7 @@ func TestConversionsLoseNothing(t *testing.T) {
 		backupProgressOf(filled[sandbox.BackupProgress]()),
 		mountOf(filled[sandbox.Mount]()),
 		limitsOf(filled[sandbox.Limits]()),
+		nodeDiskUsageOf(filled[sandbox.DiskReport]()),
 		pendingOf(filled[sandbox.PendingOperation]()),
 		flowOf(filled[audit.Entry]()),
 		explanationOf(filled[explain.Explanation]()),
@@ -72,6 +73,10 @@ func TestConversionsUseEachField(t *testing.T) {
 	checkFieldsUsed(t, backupProgressOf)
 	checkFieldsUsed(t, mountOf)
 	checkFieldsUsed(t, limitsOf)
+	checkFieldsUsed(t, nodeDiskUsageOf)
+	checkFieldsUsed(t, fileSystemOf)
+	checkFieldsUsed(t, diskTotalOf)
+	checkFieldsUsed(t, sandboxDiskOf)
 	checkFieldsUsed(t, pendingOf)
 	checkFieldsUsed(t, func(q sandbox.Quarantined) []types.QuarantinedSandbox {
 		return quarantinedOf("x", []sandbox.Quarantined{q})

@@ -38,6 +38,12 @@ func schemaDocs() []schemaDoc {
 		StartedAt: at(31, 2), LogFile: "/var/log/doze/web.log",
 	}
 	terminal := types.Terminal{ID: "main", PID: 57, Command: "bash", Cols: 120, Rows: 40, State: types.ProcessStateRunning, StartedAt: at(33, 0)}
+	fileSystem := types.FileSystem{
+		Path: "/var/lib/doze/.local/share/containers/storage", TotalBytes: 107374182400, UsedBytes: 32212254720, FreeBytes: 75161927680, ReserveBytes: 2147483648, OtherBytes: 27748466688,
+	}
+	sandboxDisk := types.SandboxDisk{
+		ID: "k3f9x2m7q2az", Name: "shop", State: types.StateAsleep, DiskBytes: 247463936, MeasuredAt: at(0, 0), LimitBytes: 10737418240, FreedBytes: 494927872,
+	}
 	snapshot := types.Snapshot{
 		ID: "s7k2m9x4q3bz", Name: "before-upgrade", Sandbox: id, SandboxName: "shop", Image: "base", Parent: "s2c8x5m7k9az", CreatedAt: at(40, 0),
 		ExpiresAt: at(50, 0), SizeBytes: 247463936, Entries: 20201, DurationMS: 871.5, FrozenMS: 64.2,
@@ -255,6 +261,13 @@ func schemaDocs() []schemaDoc {
 			Images: []string{"base"}, AllowedImages: []string{"registry.example.com/team/*"}, EnforcedLimits: []string{"cpu", "memory", "pids"},
 			PendingOperations: []types.PendingOperation{pending}, Quarantined: []types.QuarantinedSandbox{quarantined},
 		}, "The state of the node."},
+		{types.NodeDiskUsage{
+			FileSystems: []types.FileSystem{fileSystem}, Sandboxes: types.DiskTotal{Count: 13, Bytes: 3217031168}, Snapshots: types.DiskTotal{Count: 4, Bytes: 989855744},
+			UnusedSnapshots: types.DiskTotal{Count: 2, Bytes: 524288000}, Bases: types.DiskTotal{Count: 1, Bytes: 247463936}, StoreBytes: 9437184, LargestSandboxes: []types.SandboxDisk{sandboxDisk},
+		}, "The disk usage of the node, and the space that deletions would free."},
+		{types.DiskTotal{Count: 4, Bytes: 989855744}, "The number of sandboxes or snapshots, and the sum of their disk space."},
+		{fileSystem, "The space of a file system that sandboxes write to."},
+		{sandboxDisk, "The disk of a sandbox, and what its deletion frees."},
 		{types.EngineStatus{OK: true}, "Whether the container engine works."},
 		{limits, "The limits of a sandbox of a size."},
 		{pending, "Work that failed and is tried again."},

@@ -301,7 +301,7 @@ var parameterExamples = map[string]any{
 	"expires": 1795253340, "signature": "2lVdGvP0x1Zx8t0uWvY7d8Zk3vYqk1mJm8f3wQd0b7E", "disposition": "attachment", "max_bytes": 10485760,
 	"staged": true, "max_commits": 10, "from": "main", "to": "HEAD", "ref": "main", "file": []any{"src/app.js"},
 	"include": []any{"src/**/*.ts"}, "exclude": []any{".git", "dist"},
-	"content": "func main", "literal": true, "ignore_case": true, "max_results": 100,
+	"content": "func main", "literal": true, "ignore_case": true, "max_results": 100, "max_sandboxes": 10,
 	"follow": true, "digest": "sha256", "create_new": true, "If-Range": `"5f1d-18c2"`, "Content-Range": "bytes 0-1023/4096",
 	"Content-Digest": "sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=:", "Repr-Digest": "sha-256=:X48E9qOokqqrvdts8nOJRJN3OWDUoyWxBf7kbu9DBPE=:",
 	"name": "github", "kind": "request", "verdict": "deny", "host": "*.example.com", "level": "warn",

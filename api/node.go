@@ -13,6 +13,52 @@ func (a *API) registerNode() {
 		method: http.MethodGet, path: "/node", id: "get-node", tag: "node",
 		summary: "Get the state of the node", description: "Never wakes a sandbox.",
 	}, a.node)
+	register(a, route{
+		method: http.MethodGet, path: "/node/df", id: "get-disk-usage", tag: "node",
+		summary: "Get the disk usage of the node",
+		description: "Sums are of your sandboxes and snapshots. Everything else on the file system is in `other_bytes`. Sizes are allocated disk space; blocks that files share count for each of them. " +
+			"The node does not measure for the response: a sandbox that changed its disk was usually measured within the last five minutes, see `measured_at`. Never wakes a sandbox.",
+	}, a.diskUsage)
+}
+
+// diskQuery is the input of the route of disk usage.
+type diskQuery struct {
+	MaxSandboxes int `query:"max_sandboxes" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of sandboxes in the list"`
+}
+
+func (a *API) diskUsage(ctx context.Context, in *diskQuery) (*output[types.NodeDiskUsage], error) {
+	report, err := a.cfg.Sandboxes.DiskReport(ctx, ownerOf(ctx), in.MaxSandboxes)
+	if err != nil {
+		return nil, err
+	}
+	return respond(nodeDiskUsageOf(report))
+}
+
+func nodeDiskUsageOf(r sandbox.DiskReport) types.NodeDiskUsage {
+	return types.NodeDiskUsage{
+		FileSystems:      listOf(r.FileSystems, fileSystemOf),
+		Sandboxes:        diskTotalOf(r.Sandboxes),
+		Snapshots:        diskTotalOf(r.Snapshots),
+		UnusedSnapshots:  diskTotalOf(r.Unused),
+		Bases:            diskTotalOf(r.Bases),
+		StoreBytes:       r.Store,
+		BackupCacheBytes: r.BackupCache,
+		LargestSandboxes: listOf(r.Largest, sandboxDiskOf),
+	}
+}
+
+func fileSystemOf(f sandbox.FileSystem) types.FileSystem {
+	return types.FileSystem{Path: f.Path, TotalBytes: f.Total, UsedBytes: f.Used, FreeBytes: f.Free, ReserveBytes: f.Reserve, OtherBytes: f.Other}
+}
+
+func diskTotalOf(t sandbox.DiskTotal) types.DiskTotal {
+	return types.DiskTotal{Count: t.Count, Bytes: t.Bytes}
+}
+
+func sandboxDiskOf(d sandbox.SandboxDisk) types.SandboxDisk {
+	return types.SandboxDisk{
+		ID: string(d.ID), Name: d.Name, State: types.State(d.State), DiskBytes: d.Bytes, MeasuredAt: d.MeasuredAt, LimitBytes: d.Limit, FreedBytes: d.Freed,
+	}
 }
 
 func (a *API) node(ctx context.Context, _ *struct{}) (*output[types.Node], error) {

@@ -82,6 +82,7 @@ var routes = []string{
 	"GET /sandbox/{id}/snapshots",
 	"POST /sandbox/{id}/restore",
 	"POST /sandbox/{id}/fork",
+	"GET /node/df",
 	"GET /snapshots",
 	"GET /snapshots/{snapshot}",
 	"GET /snapshots/{snapshot}/export",

@@ -56,6 +56,7 @@ func (b *usedBox) inspections() []routeUse {
 		{route: "GET /sandbox"},
 		{route: "GET /events"},
 		{route: "GET /node"},
+		{route: "GET /node/df"},
 		{route: "GET /sandbox/{id}"},
 		{route: "PATCH /sandbox/{id}", body: map[string]any{"labels": map[string]string{"a": "b"}}},
 		{route: "POST /sandbox/{id}/hold", body: map[string]any{"duration": "1m"}},

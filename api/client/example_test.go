@@ -27,6 +27,7 @@ func startNode() *httptest.Server {
 		})
 	}
 	respond("GET /api/v1/node", 200, `{"id":"n4d8s2k6","version":"v1.0.0","engine":{"ok":true}}`)
+	respond("GET /api/v1/node/df", 200, `{"unused_snapshots":{"count":2,"bytes":524288000},"largest_sandboxes":[{"name":"shop","disk_bytes":247463936}]}`)
 	respond("POST /api/v1/sandbox", 201, `{"id":"k3f9x2m7q2az","name":"shop","state":"running"}`)
 	mux.HandleFunc("POST /api/v1/sandbox/shop/exec", func(w http.ResponseWriter, r *http.Request) {
 		var req types.ExecRequest
@@ -204,4 +205,21 @@ func ExampleClient_FollowFeed() {
 		log.Fatal(err)
 	}
 	// Output: shop woke preview
+}
+
+func ExampleClient_DiskUsage() {
+	node := startNode()
+	defer node.Close()
+	c := connect(node)
+	defer c.Close()
+
+	usage, err := c.DiskUsage(context.Background(), 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%d unused snapshots have %d MiB\n", usage.UnusedSnapshots.Count, usage.UnusedSnapshots.Bytes>>20)
+	fmt.Printf("the largest disk is of %s\n", usage.LargestSandboxes[0].Name)
+	// Output:
+	// 2 unused snapshots have 500 MiB
+	// the largest disk is of shop
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/doze-run/doze/api/types"
@@ -105,6 +106,16 @@ func (c *Client) transition(ctx context.Context, idOrName, route string, query u
 // Node returns the state of the node.
 func (c *Client) Node(ctx context.Context) (types.Node, error) {
 	return fetch[types.Node](ctx, c, request{path: "/node"})
+}
+
+// DiskUsage returns the disk usage of the node, with up to limit of the sandboxes with the largest disks; 0
+// is the node's default.
+func (c *Client) DiskUsage(ctx context.Context, limit int) (types.NodeDiskUsage, error) {
+	r := request{path: "/node/df"}
+	if limit != 0 {
+		r.query = url.Values{"max_sandboxes": {strconv.Itoa(limit)}}
+	}
+	return fetch[types.NodeDiskUsage](ctx, c, r)
 }
 
 // Adopt adopts a sandbox from quarantine. An empty name is its last name.

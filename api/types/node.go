@@ -40,6 +40,45 @@ type Limits struct {
 	MessageQueueBytes int64   `json:"message_queue_bytes,omitempty" doc:"Bytes of POSIX message queues"`
 }
 
+// NodeDiskUsage is the disk usage of a node, and the space that deletions would free.
+type NodeDiskUsage struct {
+	FileSystems      []FileSystem  `json:"file_systems" nullable:"false" doc:"File systems that sandboxes write to; the first one has their disks and snapshots, the last one the node's own data"`
+	Sandboxes        DiskTotal     `json:"sandboxes" doc:"Disks of sandboxes as last measured, without their images, snapshots and bases"`
+	Snapshots        DiskTotal     `json:"snapshots" doc:"Snapshots without their parents and images"`
+	UnusedSnapshots  DiskTotal     `json:"unused_snapshots" doc:"Snapshots that no sandbox is based on; bytes is the space that deleting all of them frees, including their bases"`
+	Bases            DiskTotal     `json:"bases" doc:"Deleted snapshots, and temporary ones such as those of forks and backups, that sandboxes or snapshots are based on"`
+	StoreBytes       int64         `json:"store_bytes" doc:"Records and events of the node"`
+	BackupCacheBytes int64         `json:"backup_cache_bytes" doc:"Cache of the repository of backups, as of at most a minute ago; 0 without an object store"`
+	LargestSandboxes []SandboxDisk `json:"largest_sandboxes" nullable:"false" doc:"Sandboxes with the largest disks, largest first, up to max_sandboxes"`
+}
+
+// DiskTotal is a sum of disk space.
+type DiskTotal struct {
+	Count int   `json:"count" doc:"Number of sandboxes or snapshots"`
+	Bytes int64 `json:"bytes" doc:"Disk space in bytes"`
+}
+
+// FileSystem is the space of a file system.
+type FileSystem struct {
+	Path         string `json:"path" doc:"A folder of the node on the file system" example:"/var/lib/doze/.local/share/containers/storage"`
+	TotalBytes   int64  `json:"total_bytes" doc:"Size of the file system in bytes"`
+	UsedBytes    int64  `json:"used_bytes" doc:"Used space in bytes"`
+	FreeBytes    int64  `json:"free_bytes" doc:"Space that the node's user can use, in bytes"`
+	ReserveBytes int64  `json:"reserve_bytes" doc:"The node refuses new sandboxes and snapshots if less than this is free"`
+	OtherBytes   int64  `json:"other_bytes" doc:"Used space that the other fields do not count: images, sandboxes in quarantine and other programs; 0 if files share more blocks than that"`
+}
+
+// SandboxDisk is the disk of a sandbox.
+type SandboxDisk struct {
+	ID         string    `json:"id" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
+	Name       string    `json:"name" doc:"Name of the sandbox" example:"shop"`
+	State      State     `json:"state" doc:"State of the sandbox"`
+	DiskBytes  int64     `json:"disk_bytes" doc:"Disk space as last measured, without its image, snapshot and bases; includes deleted files that its programs have open and the logs of its processes"`
+	MeasuredAt time.Time `json:"measured_at,omitzero" doc:"When the disk was last measured; missing if it was not since the node started"`
+	LimitBytes int64     `json:"limit_bytes,omitempty" doc:"Maximum of disk_bytes; missing without a limit"`
+	FreedBytes int64     `json:"freed_bytes" doc:"Space that deleting the sandbox frees: disk_bytes, and the bases that only it is based on"`
+}
+
 // PendingOperation is an operation that has failed and is retried until it succeeds.
 type PendingOperation struct {
 	Operation     Operation `json:"operation" doc:"destroy: remove the remains of a destroyed sandbox; stop: stop a container in quarantine"`

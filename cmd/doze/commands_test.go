@@ -551,7 +551,7 @@ func commandLines(t *testing.T, dir, lost, backup string) map[string]string {
 		"session create": "session create a dev", "session ls": "session ls a", "session interrupt": "session interrupt a dev", "session rm": "session rm a dev",
 		"code": "code a print", "context create": "context create a python calc", "context ls": "context ls a", "context interrupt": "context interrupt a calc",
 		"context restart": "context restart a calc", "context rm": "context rm a calc",
-		"expose": "expose a 80", "open": "open a", "stop": "stop a", "archive": "archive a", "rm": "rm a", "env": "env", "version": "version",
+		"expose": "expose a 80", "open": "open a", "stop": "stop a", "archive": "archive a", "rm": "rm a", "df": "df", "env": "env", "version": "version",
 		"egress rules": "egress rules a --set " + rules, "egress flows": "egress flows a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
 		"egress presets": "egress presets", "policy push": "policy push p " + module, "policy ls": "policy ls", "policy logs": "policy logs p", "policy rm": "policy rm p",
 		"secret set": "secret set s --host a.example --from-file " + dir + "/value", "secret ls": "secret ls", "secret rm": "secret rm s",
@@ -644,7 +644,7 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	backup := strings.TrimSpace(r.ok("backup", "create", "a"))
 	lines := commandLines(t, dir, lost, backup)
 	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,history,top,exec,shell,session create,session ls,session interrupt,session rm,code,context create,context ls,context interrupt,context restart,context rm,cp,files url,files stat,files find,files grep,ps,wait,ports,logs,kill,expose,open,egress rules,egress flows,egress explain,egress ca,"+
-		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,snapshot create,snapshot ls,snapshot push,fork,restore,snapshot rm,backup create,backup ls,backup restore,backup rm,mount add,mount ls,mount rm,stop,archive,rm,env,version", ",") // in which all succeed
+		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,snapshot create,snapshot ls,snapshot push,fork,restore,snapshot rm,backup create,backup ls,backup restore,backup rm,mount add,mount ls,mount rm,df,stop,archive,rm,env,version", ",") // in which all succeed
 	inGit := strings.Split("git clone,git commit,git push,git pull,git status,git diff,git log,git branches,git checkout", ",")
 	order = slices.Insert(order, slices.Index(order, "stop"), inGit...)
 	var check func(path string, cmd *cobra.Command)

@@ -87,6 +87,20 @@ func TestTables(t *testing.T) {
 	golden(t, "events", r.ok("events", "shop"))
 	golden(t, "history", r.ok("history", "shop"))
 	golden(t, "help", r.ok("--help"))
+	golden(t, "df", printed(func(a *app) error {
+		return a.printDiskUsage(types.NodeDiskUsage{
+			FileSystems: []types.FileSystem{
+				{Path: "/var/lib/doze/.local/share/containers/storage", TotalBytes: 100 << 30, UsedBytes: 30 << 30, OtherBytes: 25 << 30, FreeBytes: 70 << 30, ReserveBytes: 2 << 30},
+				{Path: "/srv/doze/run", TotalBytes: 10 << 30, UsedBytes: 30 << 20, OtherBytes: 6 << 20, FreeBytes: 10<<30 - 30<<20, ReserveBytes: 512 << 20},
+			},
+			Sandboxes: types.DiskTotal{Count: 12, Bytes: 4 << 30}, Snapshots: types.DiskTotal{Count: 3, Bytes: 900 << 20}, UnusedSnapshots: types.DiskTotal{Count: 2, Bytes: 500 << 20},
+			Bases: types.DiskTotal{Count: 1, Bytes: 236 << 20}, StoreBytes: 9 << 20, BackupCacheBytes: 15 << 20,
+			LargestSandboxes: []types.SandboxDisk{
+				{Name: "shop", State: types.StateAsleep, DiskBytes: 3 << 30, LimitBytes: 10 << 30, FreedBytes: 3<<30 + 236<<20, MeasuredAt: before(2 * time.Minute)},
+				{Name: "a-longer-name", State: types.StateStopped, DiskBytes: 1 << 30, FreedBytes: 1 << 30},
+			},
+		})
+	}))
 }
 
 func TestAnErrorOfTheNodeNamesTheRequest(t *testing.T) {

@@ -71,7 +71,7 @@ DOZE_TOKEN and DOZE_CA, or else in the folder of the node on this machine (DOZE_
 	add(groupSandbox, a.execCommand(), a.shellCommand(), a.sessionCommand(), a.codeCommand(), a.contextCommand(), a.copyCommand(), a.filesCommand(), a.watchCommand(), a.psCommand(), a.waitCommand(), a.portsCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
 	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
 	add(groupSandbox, a.gitCommand())
-	add(groupNode, append(a.nodeCommands(), a.envCommand(), a.versionCommand())...)
+	add(groupNode, append(a.nodeCommands(), a.dfCommand(), a.envCommand(), a.versionCommand())...)
 	root.InitDefaultCompletionCmd()
 	setHelpCommand(root)
 	usage.Check(root, flagError)
