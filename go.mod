@@ -4,6 +4,7 @@ go 1.26.3
 
 require (
 	github.com/andybalholm/brotli v1.2.8
+	github.com/bmatcuk/doublestar/v4 v4.10.4
 	github.com/caddyserver/caddy/v2 v2.11.9
 	github.com/caddyserver/certmagic v0.25.6
 	github.com/charmbracelet/x/vt v0.1.0
