@@ -20,6 +20,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/backup/wire"
 	"github.com/doze-run/doze/runtime/disk"
+	"github.com/doze-run/doze/runtime/podman"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -129,8 +130,19 @@ type record struct {
 	Format int `json:"format"`
 }
 
-// recordFormat is the version of the records and of the layout of backups.
-const recordFormat = 1
+// Versions of the records and of the layout of backups. A node ignores backups of later versions: one without partial
+// backups would replace the whole disk by them.
+const (
+	wholeFormat   = 1
+	partialFormat = 2
+)
+
+func formatOf(b sandbox.Backup) int {
+	if b.Partial() {
+		return partialFormat
+	}
+	return wholeFormat
+}
 
 // Create implements sandbox.Backups.
 func (c *Client) Create(ctx context.Context, b sandbox.Backup, snapshot sandbox.SnapshotID, progress func(sandbox.BackupProgress)) (sandbox.Backup, error) {
@@ -139,12 +151,13 @@ func (c *Client) Create(ctx context.Context, b sandbox.Backup, snapshot sandbox.
 		return sandbox.Backup{}, err
 	}
 	b.Layers = layers.Image
-	text, err := json.Marshal(record{b, recordFormat})
+	text, err := json.Marshal(record{b, formatOf(b)})
 	if err != nil {
 		return sandbox.Backup{}, err
 	}
 	result, err := c.run(ctx, c.transfers, wire.Request{
 		Operation: wire.Create, Owner: b.Owner, IDs: []string{string(b.ID)}, Sandbox: string(b.Sandbox), Time: b.CreatedAt, Record: text, Layers: layers.Folders, Below: layers.Below,
+		Paths: b.Paths, Shift: uint32(podman.MappedIDs.HostID - podman.MappedIDs.ContainerID), Excludes: b.Excludes, Gitignore: b.Gitignore,
 	}, report(progress, sandbox.BackupUpload))
 	if err != nil {
 		return sandbox.Backup{}, fmt.Errorf("back up sandbox %s: %w", b.Sandbox, err)
@@ -162,6 +175,9 @@ func report(progress func(sandbox.BackupProgress), phase sandbox.BackupPhase) fu
 
 // Restore implements sandbox.Backups.
 func (c *Client) Restore(ctx context.Context, b sandbox.Backup, snapshot sandbox.SnapshotID, anyImage bool, progress func(sandbox.BackupProgress)) (sandbox.DiskUsage, error) {
+	if b.Partial() {
+		return sandbox.DiskUsage{}, fmt.Errorf("restore backup %s: it has only a part of a disk", b.ID)
+	}
 	image := disk.Image{Layers: b.Layers, Name: b.Origin.ImageRef, OtherLayers: anyImage}
 	mismatch := func(err error) error {
 		if errors.Is(err, disk.ErrNoImage) {
@@ -172,18 +188,40 @@ func (c *Client) Restore(ctx context.Context, b sandbox.Backup, snapshot sandbox
 	if err := c.cfg.Disks.HasImage(ctx, image); err != nil { // before the transfer
 		return sandbox.DiskUsage{}, mismatch(err)
 	}
+	usage, err := c.Download(ctx, b, snapshot, progress)
+	if err != nil {
+		return sandbox.DiskUsage{}, err
+	}
+	if err := mismatch(c.cfg.Disks.Adopt(ctx, snapshot, image)); err != nil {
+		return sandbox.DiskUsage{}, fmt.Errorf("restore backup %s: %w", b.ID, err)
+	}
+	return usage, nil
+}
+
+// Download implements sandbox.Backups.
+func (c *Client) Download(ctx context.Context, b sandbox.Backup, snapshot sandbox.SnapshotID, progress func(sandbox.BackupProgress)) (sandbox.DiskUsage, error) {
 	target, err := c.cfg.Disks.Staging(ctx, snapshot)
 	if err != nil {
 		return sandbox.DiskUsage{}, err
 	}
 	result, err := c.run(ctx, c.transfers, wire.Request{Operation: wire.Restore, IDs: []string{string(b.ID)}, Target: target}, report(progress, sandbox.BackupDownload))
-	if err == nil {
-		err = mismatch(c.cfg.Disks.Adopt(ctx, snapshot, image))
-	}
 	if err != nil {
 		return sandbox.DiskUsage{}, fmt.Errorf("restore backup %s: %w", b.ID, err)
 	}
 	return sandbox.DiskUsage(result.Usage), nil
+}
+
+// Overlay implements sandbox.Backups.
+func (c *Client) Overlay(ctx context.Context, b sandbox.Backup, snapshot, below sandbox.SnapshotID) error {
+	err := c.cfg.Disks.Overlay(ctx, snapshot, below, b.Paths)
+	if errors.Is(err, disk.ErrNotFolder) {
+		return &sandbox.InvalidError{Field: "backup_id", Reason: "a folder of the backup is another kind of entry in the sandbox: " + err.Error(),
+			Want: "remove or rename that entry, or restore into another sandbox"}
+	}
+	if err != nil {
+		return fmt.Errorf("restore backup %s: %w", b.ID, err)
+	}
+	return nil
 }
 
 // List implements sandbox.Backups.
@@ -198,7 +236,7 @@ func (c *Client) List(ctx context.Context, owner string) ([]sandbox.Backup, erro
 		if err := json.Unmarshal(stored.Record, &r); err != nil {
 			return nil, fmt.Errorf("list the backups: %w", err)
 		}
-		if r.Format > recordFormat {
+		if r.Format > partialFormat {
 			c.cfg.Log.Warn("ignoring backup of a newer version of doze", "backup", r.ID)
 			continue
 		}

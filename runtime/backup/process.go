@@ -130,6 +130,8 @@ func failure(e *wire.Error) error {
 	switch e.Code {
 	case wire.NotFound:
 		return fmt.Errorf("%w: %w", sandbox.ErrBackupNotFound, e)
+	case wire.NoPath:
+		return &sandbox.InvalidError{Field: "paths", Reason: e.Message, Want: "name files and folders that exist in the sandbox"}
 	case wire.Full:
 		return fmt.Errorf("%w: %w", sandbox.ErrStoreFull, e)
 	case wire.Unsupported:

@@ -12,6 +12,9 @@ import (
 // ErrNoImage means that Podman's storage does not have the image that Adopt needs. Errors wrap it.
 var ErrNoImage = errors.New("image not found")
 
+// ErrNotFolder means that Overlay would replace an entry that is not at one of its paths. Errors wrap it.
+var ErrNotFolder = errors.New("not a folder")
+
 // Layers describes the disk of a snapshot.
 type Layers struct {
 	// Folders of the layers above the image, highest first. Their files have the user ids of Podman's
@@ -50,6 +53,15 @@ type Image struct {
 // none. The snapshot is durable when Adopt returns.
 func (c *Client) Adopt(ctx context.Context, snapshot sandbox.SnapshotID, image Image) error {
 	_, err := c.callHelper(ctx, "Adopt", "", wire.Request{Snapshot: string(snapshot), Image: image.Layers, ImageName: image.Name, OtherLayers: image.OtherLayers})
+	return err
+}
+
+// Overlay converts the folder from Staging, which has entries at absolute paths only, to a snapshot. Its disk is the disk of
+// the snapshot below with these entries instead of its own. If below has an
+// entry that is not a folder where a folder contains one of the paths, Overlay returns ErrNotFolder. The snapshot is
+// durable when Overlay returns.
+func (c *Client) Overlay(ctx context.Context, snapshot, below sandbox.SnapshotID, paths []string) error {
+	_, err := c.callHelper(ctx, "Overlay", "", wire.Request{Snapshot: string(snapshot), Below: string(below), Paths: paths})
 	return err
 }
 

@@ -261,6 +261,8 @@ func (f failure) Is(target error) bool {
 		return target == sandbox.ErrTooDeep
 	case wire.NoImage:
 		return target == ErrNoImage
+	case wire.NotFolder:
+		return target == ErrNotFolder
 	}
 	return false
 }

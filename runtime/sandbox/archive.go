@@ -55,7 +55,7 @@ func (b *liveSandbox) archive(ctx context.Context, reason StateReason, progress 
 	default:
 		return fmt.Errorf("sandbox %s is %s: %w", b, before.State, ErrBusy)
 	}
-	backup, disk, err := b.backUp(ctx, progress)
+	backup, disk, err := b.backUp(ctx, BackupSelection{}, progress)
 	if err == nil {
 		err = b.enterArchived(ctx, before, backup, disk, reason)
 	}

@@ -31,6 +31,7 @@ type Backup struct {
 	Origin Sandbox `json:"origin"`
 	// Layers are the digests of the image on which the disk is based, lowest first.
 	Layers []string `json:"layers"`
+	BackupSelection
 }
 
 // BackupPhase is a phase of a backup or a restore.
@@ -54,13 +55,19 @@ type Backups interface {
 	// Create stores a snapshot without its image, and returns b with Usage, Stored, Layers and Duration, the
 	// time since CreatedAt. The backup is complete in the object store when Create returns. progress is
 	// called a few times per second, never concurrently. The caller must prevent the deletion of the
-	// snapshot until Create returns.
+	// snapshot until Create returns. If one of b.Paths does not exist, Create returns *InvalidError.
 	Create(ctx context.Context, b Backup, snapshot SnapshotID, progress func(BackupProgress)) (Backup, error)
-	// Restore creates a snapshot from a backup. The snapshot is durable when Restore returns. The snapshot is based on the image of the backup. If the node does
+	// Restore creates a snapshot from a backup that is not partial. The snapshot is durable when Restore returns. The snapshot is based on the image of the backup. If the node does
 	// not have that image, Restore uses the image that has its name now if anyImage is true, and returns
 	// *ImageMismatchError otherwise. If the disk is full, Restore returns ErrStoreFull (wrapped). After an
 	// error, Disks.Delete removes the incomplete snapshot.
 	Restore(ctx context.Context, b Backup, snapshot SnapshotID, anyImage bool, progress func(BackupProgress)) (DiskUsage, error)
+	// Download downloads a partial backup for Overlay. Errors are as for Restore, but the image is not needed.
+	Download(ctx context.Context, b Backup, snapshot SnapshotID, progress func(BackupProgress)) (DiskUsage, error)
+	// Overlay creates the snapshot for which Download has downloaded a partial backup. Its disk is the disk of the snapshot
+	// below, with b.Paths as in the backup. The snapshot is durable when Overlay returns. If below has an entry that is not a
+	// folder where the backup has a folder that contains one of the paths, Overlay returns *InvalidError.
+	Overlay(ctx context.Context, b Backup, snapshot, below SnapshotID) error
 	// List returns the backups of an owner, in any order.
 	List(ctx context.Context, owner string) ([]Backup, error)
 	// Delete deletes backups and ignores unknown ids. Maintenance removes content that no other backup has.
@@ -123,7 +130,8 @@ const (
 
 // BackupRequest is the argument of Backup.
 type BackupRequest struct {
-	// RetainLast is how many of the sandbox's newest backups to retain; Backup deletes the others. 0 retains all.
+	BackupSelection
+	// RetainLast is how many of the sandbox's newest backups of the same paths to retain; Backup deletes the others. 0 retains all.
 	RetainLast int
 }
 
@@ -137,6 +145,9 @@ type BackupRequest struct {
 func (m *Manager) Backup(ctx context.Context, id ID, req BackupRequest, progress func(BackupProgress)) (Backup, error) {
 	if req.RetainLast < 0 {
 		return Backup{}, &InvalidError{Field: "keep_last", Reason: "is negative", Want: "use 1 or more, or leave it out to keep all"}
+	}
+	if err := req.validate(); err != nil {
+		return Backup{}, err
 	}
 	if m.deps.Backups == nil {
 		return Backup{}, ErrNoObjectStore
@@ -155,12 +166,12 @@ func (m *Manager) Backup(ctx context.Context, id ID, req BackupRequest, progress
 		defer b.backingUp.Store(false)
 		ctx, cancel := context.WithTimeout(ctx, backupTimeout)
 		defer cancel()
-		if backup, _, err = b.backUp(ctx, progress); err != nil {
+		if backup, _, err = b.backUp(ctx, req.BackupSelection, progress); err != nil {
 			b.emit(Event{Type: EventBackupFailed, Error: err.Error()})
 			return err
 		}
 		b.emit(Event{Type: EventBackedUp, Backup: backup.ID, Bytes: backup.Usage.Bytes, Stored: backup.Stored, DurationMS: milliseconds(time.Duration(backup.Duration))})
-		m.pruneBackups(ctx, b, backup.ID, req.RetainLast)
+		m.pruneBackups(ctx, b, backup, req.RetainLast)
 		return nil
 	})
 	if err != nil {
@@ -169,8 +180,8 @@ func (m *Manager) Backup(ctx context.Context, id ID, req BackupRequest, progress
 	return backup, nil
 }
 
-// backUp stores the disk in the object store, from a temporary snapshot if the disk has changes.
-func (b *liveSandbox) backUp(ctx context.Context, progress func(BackupProgress)) (Backup, SnapshotID, error) {
+// backUp stores a part of the disk in the object store, from a temporary snapshot if the disk has changes.
+func (b *liveSandbox) backUp(ctx context.Context, part BackupSelection, progress func(BackupProgress)) (Backup, SnapshotID, error) {
 	m := b.m
 	owner := b.view.Load().Owner
 	list, err := m.deps.Backups.List(ctx, owner) // before the copy, to detect a failing object store early
@@ -183,7 +194,7 @@ func (b *liveSandbox) backUp(ctx context.Context, progress func(BackupProgress))
 	if err := b.retrieve(ctx); err != nil {
 		return Backup{}, "", err
 	}
-	backup := Backup{ID: BackupID(NewID()), Owner: owner, Sandbox: b.id, CreatedAt: time.Now().UTC()}
+	backup := Backup{ID: BackupID(NewID()), Owner: owner, Sandbox: b.id, CreatedAt: time.Now().UTC(), BackupSelection: part}
 	if base, ok := b.pinBase(); ok {
 		defer m.unpinSnapshot(base)
 		sb := b.sandbox()
@@ -246,20 +257,25 @@ func detachable(progress func(BackupProgress)) (call func(BackupProgress), detac
 	}
 }
 
-// pruneBackups deletes all but the newest keep backups of a sandbox; 0 deletes none. The last backup stays even if
-// a wrong clock has made others newer.
-func (m *Manager) pruneBackups(ctx context.Context, b *liveSandbox, last BackupID, keep int) {
+// pruneBackups deletes all but the newest keep backups of a sandbox with the paths of last; 0 deletes none. The backup
+// last stays even if a wrong clock has made others newer.
+func (m *Manager) pruneBackups(ctx context.Context, b *liveSandbox, last Backup, keep int) {
 	if keep == 0 {
 		return
 	}
 	list, err := m.Backups(ctx, b.view.Load().Owner, b.id)
 	if err == nil {
-		list = slices.DeleteFunc(list, func(b Backup) bool { return b.ID == last || m.archives(b.ID) })
+		list = slices.DeleteFunc(list, func(b Backup) bool { return b.ID == last.ID || !samePaths(b, last) || m.archives(b.ID) })
 		err = m.deleteBackups(ctx, list[min(keep-1, len(list)):], ReasonRetention)
 	}
 	if err != nil {
 		m.log.Warn("failed to delete old backups, the next backup tries again", "sandbox", b.id, "error", err)
 	}
+}
+
+// samePaths reports whether two backups contain the same paths, in any order.
+func samePaths(a, b Backup) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a.Paths)), slices.Sorted(slices.Values(b.Paths)))
 }
 
 // Backups returns the backups of an owner, newest first. If of is not empty, Backups returns only the backups
@@ -329,8 +345,8 @@ type RestoreBackupRequest struct {
 }
 
 // RestoreBackup is like Restore, but restores a backup of the same owner. The backup may be of another
-// sandbox. The sandbox keeps running until the whole backup is on the node. progress and ctx are as for
-// Backup.
+// sandbox. The sandbox keeps running until the whole backup is on the node. A partial backup replaces only its paths; the
+// sandbox keeps the rest of its disk and its image. progress and ctx are as for Backup.
 //
 // Errors: ErrNoObjectStore, ErrBackupNotFound, *ImageMismatchError, *ObjectStoreError, ErrStoreFull, and
 // the errors of Restore. After these errors, the disk of the sandbox is unchanged.
@@ -347,6 +363,9 @@ func (m *Manager) RestoreBackup(ctx context.Context, id ID, req RestoreBackupReq
 			}
 			if err := b.checkIdle(ctx, req.Force); err != nil { // before the download
 				return err
+			}
+			if backup.Partial() {
+				return b.restorePaths(ctx, backup, req.Force, progress)
 			}
 			s, err := b.download(ctx, backup, req.AnyImage, progress)
 			if err != nil {
@@ -393,18 +412,9 @@ func (b *liveSandbox) download(ctx context.Context, backup Backup, anyImage bool
 	}
 	start := time.Now()
 	s.Depth, s.Origin = 1, backup.Origin
-	filling, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	checked := func(p BackupProgress) {
-		if err := b.m.CheckUpload(); err != nil { // before the node stops sandboxes
-			cancel(err)
-		}
-		progress(p)
-	}
-	s.Usage, err = b.m.deps.Backups.Restore(filling, backup, s.ID, anyImage, checked)
-	if full := context.Cause(filling); err != nil && ctx.Err() == nil && full != nil {
-		err = full
-	}
+	s.Usage, err = b.whileSpace(ctx, progress, func(ctx context.Context, progress func(BackupProgress)) (DiskUsage, error) {
+		return b.m.deps.Backups.Restore(ctx, backup, s.ID, anyImage, progress)
+	})
 	if err == nil {
 		done := s
 		done.Progress, done.Duration = snapshotDone, Duration(time.Since(start))
@@ -412,11 +422,32 @@ func (b *liveSandbox) download(ctx context.Context, backup Backup, anyImage bool
 			return done, nil
 		}
 	}
+	return Snapshot{}, b.downloadFailed(ctx, s, err)
+}
+
+// whileSpace calls download with a context that ends when the node gets short of space.
+func (b *liveSandbox) whileSpace(ctx context.Context, progress func(BackupProgress), download func(context.Context, func(BackupProgress)) (DiskUsage, error)) (DiskUsage, error) {
+	filling, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	usage, err := download(filling, func(p BackupProgress) {
+		if err := b.m.CheckUpload(); err != nil { // before the node stops sandboxes
+			cancel(err)
+		}
+		progress(p)
+	})
+	if full := context.Cause(filling); err != nil && ctx.Err() == nil && full != nil {
+		err = full
+	}
+	return usage, err
+}
+
+// downloadFailed drops the snapshot of a failed download, and returns the error for the caller.
+func (b *liveSandbox) downloadFailed(ctx context.Context, s Snapshot, err error) error {
 	b.m.dropSnapshot(ctx, s)
 	if b.isGone() {
-		return Snapshot{}, fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
+		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
-	return Snapshot{}, fullDisk(err)
+	return fullDisk(err)
 }
 
 // blockSize is what an entry takes in addition to its content, at most, in most file systems.

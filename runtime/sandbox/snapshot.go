@@ -224,8 +224,13 @@ func (b *liveSandbox) capture(ctx context.Context, s *Snapshot) error {
 	if err != nil {
 		return fullDisk(err)
 	}
+	return b.publish(ctx, s, moved, start)
+}
+
+// publish completes a snapshot that was captured or moved, and its record. start is when it began.
+func (b *liveSandbox) publish(ctx context.Context, s *Snapshot, moved bool, start time.Time) error {
 	if !moved {
-		if err := disks.Publish(ctx, b.id, s.ID); err != nil {
+		if err := b.m.deps.Disks.Publish(ctx, b.id, s.ID); err != nil {
 			return fullDisk(err)
 		}
 	}
@@ -245,6 +250,11 @@ func (b *liveSandbox) captureLocked(ctx context.Context, s *Snapshot) (moved boo
 		return false, err
 	}
 	defer b.unlockTransition()
+	return b.captureHeld(ctx, s)
+}
+
+// captureHeld is captureLocked for a caller that holds the transition lock.
+func (b *liveSandbox) captureHeld(ctx context.Context, s *Snapshot) (moved bool, err error) {
 	switch b.state() {
 	case StateArchived: // since the caller has retrieved it
 		return false, fmt.Errorf("sandbox %s has been archived: %w", b, ErrBusy)

@@ -46,9 +46,9 @@ const (
 	copyBuffer = 128 << 10
 )
 
-// backUp stores the disk that request.Layers form above the image.
+// backUp stores the disk that request.Layers form above the image, or the paths of the request.
 func (r *repository) backUp(ctx context.Context, request wire.Request, m *messages) (wire.Result, error) {
-	disk, err := tree.OpenLayers(request.Layers, request.Below)
+	disk, err := openSelected(request)
 	if err != nil {
 		return wire.Result{}, err
 	}
@@ -57,6 +57,7 @@ func (r *repository) backUp(ctx context.Context, request wire.Request, m *messag
 	if err := scan.run(disk); err != nil {
 		return wire.Result{}, err
 	}
+	disk.of.matching.Store(0)
 	p := startProgress(ctx, m, scan.usage)
 	defer p.conclude()
 	result := wire.Result{Usage: scan.usage}
@@ -128,7 +129,7 @@ type scanner struct {
 	details bytes.Buffer
 }
 
-func (s *scanner) run(disk *tree.Folder) error {
+func (s *scanner) run(disk *selected) error {
 	st, err := disk.Stat()
 	if err != nil {
 		return err
@@ -161,7 +162,7 @@ func (s *scanner) add(d *detail, modified unix.Timespec) error {
 	return nil
 }
 
-func (s *scanner) folder(f *tree.Folder, at string, depth int) error {
+func (s *scanner) folder(f *selected, at string, depth int) error {
 	if depth > maxDepth {
 		return unsupported(at, fmt.Sprintf("cannot be backed up: %v", tree.ErrTooDeep))
 	}
@@ -189,9 +190,9 @@ func (s *scanner) folder(f *tree.Folder, at string, depth int) error {
 	return nil
 }
 
-func (s *scanner) entry(f *tree.Folder, e *tree.Entry, at string, depth int) (err error) {
+func (s *scanner) entry(f *selected, e *tree.Entry, at string, depth int) (err error) {
 	s.usage.Entries++
-	d := detail{Path: at, Opaque: e.Opaque()}
+	d := detail{Path: at, Opaque: f.opaque(e)}
 	if e.Kind() != unix.S_IFDIR && e.Stat.Nlink > 1 && !e.Whiteout() { // overlays may link whiteouts to each other
 		if first, ok := s.links[inodeOf(e)]; ok {
 			d.Link = first
@@ -212,7 +213,7 @@ func (s *scanner) entry(f *tree.Folder, e *tree.Entry, at string, depth int) (er
 	case unix.S_IFREG:
 		s.usage.Bytes += e.Stat.Size
 		if e.Stat.Blocks*512 < e.Stat.Size {
-			if err := s.holes(f, e, &d); err != nil {
+			if err := s.holes(f.Folder, e, &d); err != nil {
 				return err
 			}
 		}
@@ -220,7 +221,7 @@ func (s *scanner) entry(f *tree.Folder, e *tree.Entry, at string, depth int) (er
 		if err := s.add(&d, e.Stat.Mtim); err != nil {
 			return err
 		}
-		inner, err := f.Folder(e)
+		inner, err := f.inner(e)
 		if err != nil {
 			return err
 		}
@@ -270,7 +271,7 @@ type uploader struct {
 }
 
 // root writes the disk and the details, and returns the entry of the root of the backup.
-func (u *uploader) root(disk *tree.Folder, s *scanner, at time.Time) (*snapshot.DirEntry, error) {
+func (u *uploader) root(disk *selected, s *scanner, at time.Time) (*snapshot.DirEntry, error) {
 	st, err := disk.Stat()
 	if err != nil {
 		return nil, err
@@ -307,7 +308,7 @@ func (u *uploader) manifest(entry *snapshot.DirEntry, entries *snapshotfs.DirMan
 }
 
 // folder writes a folder and all its entries, and returns entry with the object id.
-func (u *uploader) folder(f *tree.Folder, entry *snapshot.DirEntry, at string) (*snapshot.DirEntry, error) {
+func (u *uploader) folder(f *selected, entry *snapshot.DirEntry, at string) (*snapshot.DirEntry, error) {
 	entries, err := f.Entries()
 	if err != nil {
 		return nil, err
@@ -335,7 +336,7 @@ func (u *uploader) folder(f *tree.Folder, entry *snapshot.DirEntry, at string) (
 }
 
 // entry writes an entry. It returns nil if only the details describe the entry.
-func (u *uploader) entry(f *tree.Folder, e *tree.Entry, at string) (*snapshot.DirEntry, error) {
+func (u *uploader) entry(f *selected, e *tree.Entry, at string) (*snapshot.DirEntry, error) {
 	if err := u.ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -346,7 +347,7 @@ func (u *uploader) entry(f *tree.Folder, e *tree.Entry, at string) (*snapshot.Di
 	}
 	switch e.Kind() {
 	case unix.S_IFDIR:
-		inner, err := f.Folder(e)
+		inner, err := f.inner(e)
 		if err != nil {
 			return nil, err
 		}
@@ -354,7 +355,7 @@ func (u *uploader) entry(f *tree.Folder, e *tree.Entry, at string) (*snapshot.Di
 		return u.folder(inner, entryOf(name, snapshot.EntryTypeDirectory, &e.Stat), at)
 	case unix.S_IFREG:
 		entry := entryOf(name, snapshot.EntryTypeFile, &e.Stat)
-		err := u.uploadFile(f, e, entry)
+		err := u.uploadFile(f.Folder, e, entry)
 		u.progress.entries.Add(1)
 		return entry, err
 	case unix.S_IFLNK:

@@ -50,15 +50,20 @@ func (r *rig) open(request wire.Request) (*repository, error) {
 // backUp backs up a disk.
 func (r *rig) backUp(id string, layers, below []string) wire.Result {
 	r.Helper()
-	request := wire.Request{
-		Operation: wire.Create, Owner: "owner", IDs: []string{id}, Sandbox: "sandbox", Time: time.Now(), Record: json.RawMessage(fmt.Sprintf(`{"id":%q}`, id)),
-		Layers: layers, Below: below,
-	}
+	result, err := r.backUpPart(id, wire.Request{Layers: layers, Below: below})
+	testkit.NoError(r, "back up", err)
+	return result
+}
+
+// backUpPart backs up the part of a disk that the request names.
+func (r *rig) backUpPart(id string, request wire.Request) (wire.Result, error) {
+	r.Helper()
+	request.Operation, request.Owner, request.IDs, request.Sandbox = wire.Create, "owner", []string{id}, "sandbox"
+	request.Time, request.Record = time.Now(), json.RawMessage(fmt.Sprintf(`{"id":%q}`, id))
 	opened, err := r.open(request)
 	testkit.NoError(r, "open", err)
 	result, err := opened.backUp(testkit.Context(r), request, discarded())
-	testkit.NoError(r, "back up", opened.explain(err))
-	return result
+	return result, opened.explain(err)
 }
 
 // restore restores a backup, and returns the folder.

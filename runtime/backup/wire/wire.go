@@ -41,6 +41,15 @@ type Request struct {
 	Layers []string
 	// Below are the folders of the image, highest first.
 	Below []string
+	// Paths are the absolute paths to back up, with the files of the image. Without paths, the
+	// whole disk above the image is backed up.
+	Paths []string
+	// Shift is added to the user and group ids of the files of the image that Paths contain.
+	Shift uint32
+	// Excludes are patterns, relative to the root, of what to leave out. Gitignore also leaves out
+	// what git ignores in its work trees.
+	Excludes  []string
+	Gitignore bool
 	// Target is the folder to restore into. It must not exist.
 	Target string
 }
@@ -98,6 +107,7 @@ const (
 	NotFound    Code = "not_found"   // no backup has the id
 	Full        Code = "full"        // the disk of the node
 	Unsupported Code = "unsupported" // a backup cannot represent an entry
+	NoPath      Code = "no_path"     // an entry of Request.Paths does not exist
 )
 
 // Error is the failure of an operation.

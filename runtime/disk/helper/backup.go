@@ -11,6 +11,7 @@ import (
 	"go.podman.io/storage/pkg/idtools"
 	"go.podman.io/storage/types"
 
+	"github.com/doze-run/doze/runtime/disk/tree"
 	"github.com/doze-run/doze/runtime/disk/wire"
 )
 
@@ -22,21 +23,29 @@ func (d *Disks) Layers(r wire.Request, reply *wire.Reply) error {
 		if err != nil {
 			return err
 		}
-		chain, err := d.chain(image.TopLayer)
-		if err != nil {
+		if reply.Folders, reply.ImageFolders, err = d.folders(image); err != nil {
 			return err
-		}
-		for _, layer := range slices.Backward(chain) {
-			folder := filepath.Join(d.config.GraphRoot, d.config.Driver, layer.ID, "diff")
-			if d.isSnapshot(layer) {
-				reply.Folders = append(reply.Folders, folder)
-			} else {
-				reply.ImageFolders = append(reply.ImageFolders, folder)
-			}
 		}
 		reply.Image, err = d.imageLayers(image.ID)
 		return err
 	})
+}
+
+// folders returns the folders of the layers of a snapshot and of its image, highest first.
+func (d *Disks) folders(snapshot *storage.Image) (own, image []string, err error) {
+	chain, err := d.chain(snapshot.TopLayer)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, layer := range slices.Backward(chain) {
+		folder := filepath.Join(d.config.GraphRoot, d.config.Driver, layer.ID, "diff")
+		if d.isSnapshot(layer) {
+			own = append(own, folder)
+		} else {
+			image = append(image, folder)
+		}
+	}
+	return own, image, nil
 }
 
 // imageLayers returns the digests of an image's layers, lowest first.
@@ -68,22 +77,51 @@ func (d *Disks) Adopt(r wire.Request, reply *wire.Reply) error {
 		if err != nil {
 			return err
 		}
-		// A container of the image makes the storage map the image's layers to the user ids.
-		ids := []idtools.IDMap{{ContainerID: d.config.IDs.Container, HostID: d.config.IDs.Host, Size: d.config.IDs.Size}}
-		mappings := types.IDMappingOptions{UIDMap: ids, GIDMap: ids}
-		c, err := d.store.CreateContainer("", []string{d.belowPrefix(r.Snapshot) + "adopt"}, image, "", "", &storage.ContainerOptions{IDMappingOptions: mappings})
-		if err != nil {
-			return fmt.Errorf("create a container of image %s: %w", image, err)
-		}
-		layer, err := d.store.Layer(c.LayerID)
-		if err == nil {
-			err = d.sync() // the files must be durable before publish names them
-		}
-		if err == nil {
-			err = d.publish(r.Snapshot, base{image: image, layer: layer}, d.staging(r.Snapshot))
-		}
-		return errors.Join(err, d.store.DeleteContainer(c.ID))
+		return d.adopt(r.Snapshot, image)
 	})
+}
+
+// Overlay converts the staging folder of a snapshot, which has entries at the paths of the request, to the snapshot. Its
+// disk is the disk of the snapshot Below with these entries instead of its own. The snapshot is durable when Overlay returns.
+func (d *Disks) Overlay(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		image, err := d.store.Image(repository + r.Below)
+		if err != nil {
+			return err
+		}
+		own, lowest, err := d.folders(image)
+		if err != nil {
+			return err
+		}
+		below, err := tree.OpenMerged(own, lowest, uint32(d.config.IDs.Host-d.config.IDs.Container))
+		if err != nil {
+			return err
+		}
+		defer below.Close()
+		if err := tree.Overlay(d.staging(r.Snapshot), below, tree.NewPaths(r.Paths)); err != nil {
+			return err
+		}
+		return d.adopt(r.Snapshot, image.ID)
+	})
+}
+
+// adopt converts the staging folder of a snapshot to the snapshot, based on an image.
+func (d *Disks) adopt(snapshot, image string) error {
+	// A container of the image makes the storage map the image's layers to the user ids.
+	ids := []idtools.IDMap{{ContainerID: d.config.IDs.Container, HostID: d.config.IDs.Host, Size: d.config.IDs.Size}}
+	mappings := types.IDMappingOptions{UIDMap: ids, GIDMap: ids}
+	c, err := d.store.CreateContainer("", []string{d.belowPrefix(snapshot) + "adopt"}, image, "", "", &storage.ContainerOptions{IDMappingOptions: mappings})
+	if err != nil {
+		return fmt.Errorf("create a container of image %s: %w", image, err)
+	}
+	layer, err := d.store.Layer(c.LayerID)
+	if err == nil {
+		err = d.sync() // the files must be durable before publish names them
+	}
+	if err == nil {
+		err = d.publish(snapshot, base{image: image, layer: layer}, d.staging(snapshot))
+	}
+	return errors.Join(err, d.store.DeleteContainer(c.ID))
 }
 
 // HasImage returns errNoImage if Adopt would return it for the image of a request.

@@ -114,6 +114,8 @@ func (d *Disks) respond(reply *wire.Reply, f func() error) error {
 		reply.Code = wire.InUse
 	case errors.Is(err, errNoImage):
 		reply.Code = wire.NoImage
+	case errors.Is(err, tree.ErrNotFolder):
+		reply.Code = wire.NotFolder
 	case errors.Is(err, tree.ErrTooDeep):
 		reply.Code = wire.TooDeep
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):

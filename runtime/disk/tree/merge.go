@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -18,14 +19,28 @@ type Folder struct {
 	// layers are descriptors of the folder in each layer, highest first; the image's layers are last. A
 	// descriptor is -1 if the layer does not have the folder, or if a higher layer hides the folder.
 	layers []int
-	above  int // number of layers above the image
+	above  int // number of layers above the image; OpenMerged counts the image's layers, too
 	opaque bool
+	// shifted is the index of the first layer of the image, and shift is added to the user and group ids of its entries.
+	shifted int
+	shift   uint32
 }
 
 // OpenLayers opens the root of the tree. layers are the folders of the layers above the image, and below are the
 // folders of the image's layers, both highest first. The caller closes the Folder.
 func OpenLayers(layers, below []string) (*Folder, error) {
-	f := &Folder{above: len(layers)}
+	return open(layers, below, &Folder{above: len(layers), shifted: len(layers)})
+}
+
+// OpenMerged opens the root of the tree that includes the entries of the image, and has no whiteouts. The arguments are as
+// for OpenLayers. shift is added to the user and group ids of the entries of the image, whose layers in
+// Podman's storage do not have the ids of containers. The caller closes the Folder.
+func OpenMerged(layers, below []string, shift uint32) (*Folder, error) {
+	return open(layers, below, &Folder{above: len(layers) + len(below), shifted: len(layers), shift: shift})
+}
+
+// open opens the folders of f.
+func open(layers, below []string, f *Folder) (*Folder, error) {
 	for _, path := range slices.Concat(layers, below) {
 		fd, err := openFolder(unix.AT_FDCWD, path)
 		if err != nil {
@@ -74,21 +89,31 @@ func (f *Folder) Opaque() bool { return f.opaque }
 
 // Stat describes the folder.
 func (f *Folder) Stat() (st unix.Stat_t, err error) {
-	top, err := f.top()
+	layer, top, err := f.top()
 	if err != nil {
 		return st, err
 	}
-	return st, unix.Fstat(top, &st)
+	err = unix.Fstat(top, &st)
+	f.shiftOwner(layer, &st)
+	return st, err
 }
 
-// top returns the descriptor of the highest layer that has the folder.
-func (f *Folder) top() (int, error) {
-	for _, fd := range f.layers[:min(f.above, len(f.layers))] {
+// shiftOwner converts the owner of an entry of a layer to the ids of containers.
+func (f *Folder) shiftOwner(layer int, st *unix.Stat_t) {
+	if layer >= f.shifted {
+		st.Uid += f.shift
+		st.Gid += f.shift
+	}
+}
+
+// top returns the index and the descriptor of the highest layer that has the folder.
+func (f *Folder) top() (layer, fd int, err error) {
+	for layer, fd := range f.layers[:min(f.above, len(f.layers))] {
 		if fd >= 0 {
-			return fd, nil
+			return layer, fd, nil
 		}
 	}
-	return -1, os.ErrClosed
+	return -1, -1, os.ErrClosed
 }
 
 // maxFolder limits the entries of one folder, which are in memory together, at 300 bytes each.
@@ -122,25 +147,113 @@ func (f *Folder) Entries() ([]*Entry, error) {
 	}
 	entries := make([]*Entry, 0, len(found))
 	for name, e := range found {
-		if e.Kind() == unix.S_IFDIR && !ended[name] {
-			if err := f.image(e); err != nil {
-				return nil, err
-			}
+		visible, err := f.complete(e, ended[name])
+		if err != nil {
+			return nil, err
 		}
-		// Omit a whiteout that deletes nothing: an overlay would show it as a file.
-		if e.Whiteout() {
-			deletes, err := f.inImage(name)
-			if err != nil {
-				return nil, err
-			}
-			if !deletes {
-				continue
-			}
+		if visible {
+			entries = append(entries, e)
 		}
-		entries = append(entries, e)
 	}
 	slices.SortFunc(entries, func(a, b *Entry) int { return cmp.Compare(a.Name, b.Name) })
 	return entries, nil
+}
+
+// Entry returns the entry of that name, or nil if the folder does not have it.
+func (f *Folder) Entry(name string) (*Entry, error) {
+	found := map[string]*Entry{}
+	ended := map[string]bool{}
+	for layer, fd := range f.layers[:f.above] {
+		if fd < 0 {
+			continue
+		}
+		if err := merge(found, ended, fd, layer, name); err != nil && !missing(err) {
+			return nil, err
+		}
+	}
+	e := found[name]
+	if e == nil {
+		return nil, nil
+	}
+	visible, err := f.complete(e, ended[name])
+	if err != nil || !visible {
+		return nil, err
+	}
+	return e, nil
+}
+
+// missing reports whether an error means that a folder cannot have, or does not have, an entry of a name.
+func missing(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENAMETOOLONG)
+}
+
+// complete completes an entry that merge has found in the layers above the image. ended means that the image's layers
+// are hidden. complete returns false for a whiteout that deletes nothing, which an overlay would show as a file.
+func (f *Folder) complete(e *Entry, ended bool) (visible bool, err error) {
+	if e.Kind() == unix.S_IFDIR && !ended {
+		if err := f.image(e); err != nil {
+			return false, err
+		}
+	}
+	if e.Whiteout() {
+		return f.inImage(e.Name)
+	}
+	f.shiftOwner(e.Layer, &e.Stat)
+	return true, nil
+}
+
+// Visible describes the entry of that name in the merged tree, including the image. ok is false if the tree does not
+// have the entry.
+func (f *Folder) Visible(name string) (st unix.Stat_t, ok bool, err error) {
+	_, st, err = f.visible(name)
+	if missing(err) {
+		return unix.Stat_t{}, false, nil
+	}
+	return st, err == nil, err
+}
+
+// visible returns the descriptor of the folder in the highest layer that has the entry, which may be of the image, and
+// describes the entry. If the tree does not have the entry, visible returns an error for which missing is true.
+func (f *Folder) visible(name string) (fd int, st unix.Stat_t, err error) {
+	for _, fd := range f.layers {
+		if fd < 0 {
+			continue
+		}
+		err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err == unix.ENOENT {
+			continue
+		}
+		if err != nil {
+			return -1, st, fmt.Errorf("inspect %q: %w", name, err)
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0 {
+			break
+		}
+		return fd, st, nil
+	}
+	return -1, st, unix.ENOENT
+}
+
+// ReadFile returns the content of a regular file in the merged tree, including the image. It returns nil if the tree
+// does not have the file, if the entry is not a regular file, or if the file has more than limit bytes.
+func (f *Folder) ReadFile(name string, limit int64) ([]byte, error) {
+	folder, st, err := f.visible(name)
+	if missing(err) {
+		return nil, nil
+	}
+	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > limit {
+		return nil, err
+	}
+	file, err := openFile(folder, name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	content, err := io.ReadAll(io.LimitReader(file, limit))
+	if err != nil {
+		return nil, fmt.Errorf("read %q: %w", name, err)
+	}
+	return content, nil
 }
 
 // merge adds an entry of a layer to found. fd is the descriptor of the folder in that layer. The caller merges
@@ -236,7 +349,7 @@ func (f *Folder) inImage(name string) (bool, error) {
 
 // Folder opens the folder of an entry. The caller closes it.
 func (f *Folder) Folder(e *Entry) (*Folder, error) {
-	inner := &Folder{layers: slices.Repeat([]int{-1}, len(f.layers)), above: f.above, opaque: e.opaque}
+	inner := &Folder{layers: slices.Repeat([]int{-1}, len(f.layers)), above: f.above, opaque: e.opaque, shifted: f.shifted, shift: f.shift}
 	for _, layer := range e.folders {
 		fd, err := openFolder(f.layers[layer], e.Name)
 		if err != nil {
@@ -249,14 +362,16 @@ func (f *Folder) Folder(e *Entry) (*Folder, error) {
 }
 
 // Open opens a file. The caller closes it.
-func (f *Folder) Open(e *Entry) (*os.File, error) {
+func (f *Folder) Open(e *Entry) (*os.File, error) { return openFile(f.layers[e.Layer], e.Name) }
+
+func openFile(folder int, name string) (*os.File, error) {
 	fd, err := retry(func() (int, error) {
-		return unix.Openat(f.layers[e.Layer], e.Name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		return unix.Openat(folder, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open %q: %w", e.Name, err)
+		return nil, fmt.Errorf("open %q: %w", name, err)
 	}
-	return os.NewFile(uintptr(fd), e.Name), nil
+	return os.NewFile(uintptr(fd), name), nil
 }
 
 // Readlink returns the target of a symbolic link.
@@ -281,7 +396,7 @@ func (f *Folder) Attributes(e *Entry) (map[string][]byte, error) {
 
 // RootAttributes returns the extended attributes of the folder itself, except overlay attributes.
 func (f *Folder) RootAttributes() (map[string][]byte, error) {
-	top, err := f.top()
+	_, top, err := f.top()
 	if err != nil {
 		return nil, err
 	}

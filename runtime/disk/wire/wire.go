@@ -14,6 +14,7 @@ const (
 	Full        Code = "full"
 	TooDeep     Code = "too_deep"
 	NoImage     Code = "no_image"
+	NotFolder   Code = "not_folder"
 )
 
 // Config of a helper: the storage of Podman, as `podman info` reports it.
@@ -45,6 +46,9 @@ type Request struct {
 	Image       []string // digests of the image's layers, lowest first
 	ImageName   string   // the image to prefer among several with these layers
 	OtherLayers bool     // use the image of that name if no image has these layers
+	// Of Overlay:
+	Below string   // the snapshot that the new one is based on
+	Paths []string // absolute
 }
 
 // Export is the request of `doze-disk export`, on its standard input.

@@ -51,6 +51,11 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"ProgressIsMonotonicAndEndsWithTheTotal", progress},
 		{"EndedContextLeavesNothing", endedContext},
 		{"UnknownSnapshotsAreErrors", unknown},
+		{"PartialBackupReplacesOnlyItsPaths", partial},
+		{"PartialBackupOfAFolderReplacesAllOfIt", partialFolder},
+		{"PathsThatDoNotExistAreInvalid", missingPaths},
+		{"ExcludedFilesAreNotInTheBackup", excludes},
+		{"IgnoredFilesOfAWorkTreeAreNotInTheBackup", ignored},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			on := open(t)
@@ -379,4 +384,111 @@ func unknown(s *suite) {
 		s.Error("stored an unknown snapshot")
 	}
 	s.wantListed()
+}
+
+// backUpPart stores a part of a snapshot.
+func (s *suite) backUpPart(snapshot sandbox.SnapshotID, part sandbox.BackupSelection) sandbox.Backup {
+	s.Helper()
+	b := s.newBackup()
+	b.BackupSelection = part
+	b, err := s.on.Backups.Create(s.Ctx, b, snapshot, ignoreProgress)
+	s.Must(err)
+	testkit.Diff(s, "the listed backup", s.list(s.on.Backups, s.owner)[b.ID], b)
+	return b
+}
+
+// overlay restores a partial backup above a snapshot, and returns a container of the result.
+func (s *suite) overlay(b sandbox.Backup, below sandbox.SnapshotID) sandbox.ID {
+	s.Helper()
+	snapshot := s.SnapshotID()
+	usage, err := s.on.Backups.Download(s.Ctx, b, snapshot, ignoreProgress)
+	s.Must(err)
+	if usage.Entries == 0 || usage.Bytes == 0 {
+		s.Errorf("the downloaded paths have %+v", usage)
+	}
+	s.Must(s.on.Backups.Overlay(s.Ctx, b, snapshot, below))
+	return s.Create(snapshot)
+}
+
+// snapshotOf returns a snapshot of a new container with files.
+func (s *suite) snapshotOf(files map[string]string) sandbox.SnapshotID {
+	s.Helper()
+	id := s.Create("")
+	for name, content := range files {
+		s.Write(s, id, name, content)
+	}
+	return s.Publish(id)
+}
+
+func partial(s *suite) {
+	b := s.backUpPart(s.snapshotOf(map[string]string{"a": "1", "b": "1", "c": "1", "not": "1"}), sandbox.BackupSelection{Paths: []string{"/srv/c", "/srv/a", "/srv/b"}})
+	below := s.Create(s.snapshotOf(map[string]string{"a": "2", "c": "2", "rest": "2"}))
+	s.Write(s, below, "new", "3")
+	s.on.DeleteFile(s, below, "c")
+	merged := s.overlay(b, s.Publish(below))
+	want := map[string]string{"a": "1", "b": "1", "c": "1", "rest": "2", "new": "3"}
+	s.wantFiles(merged, want)
+	// The result can be used like any other disk.
+	s.Write(s, merged, "b", "4")
+	s.on.DeleteFile(s, merged, "a")
+	again := s.overlay(b, s.Publish(merged))
+	s.wantFiles(again, want)
+	s.wantFiles(s.Create(s.restore(s.backUp(s.Publish(again)), again)), want)
+	if _, err := s.on.Backups.Restore(s.Ctx, b, s.SnapshotID(), false, ignoreProgress); err == nil {
+		s.Error("restored a partial backup as a whole disk")
+	}
+}
+
+func partialFolder(s *suite) {
+	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "deleted": "1"}))
+	s.on.DeleteFile(s, id, "deleted")
+	s.Write(s, id, "b", "2")
+	b := s.backUpPart(s.Publish(id), sandbox.BackupSelection{Paths: []string{"/srv"}})
+	s.wantFiles(s.overlay(b, s.snapshotOf(map[string]string{"a": "3", "deleted": "3", "new": "3"})), map[string]string{"a": "1", "b": "2"})
+}
+
+func missingPaths(s *suite) {
+	snapshot := s.snapshotOf(map[string]string{"a": "1"})
+	for _, path := range []string{"/srv/none", "/srv/" + strings.Repeat("a", 300), "/none", "/none/a", "/srv/a/b"} {
+		b := s.newBackup()
+		b.Paths = []string{"/srv/a", path}
+		if path == "/srv/a/b" {
+			b.Paths = b.Paths[1:]
+		}
+		_, err := s.on.Backups.Create(s.Ctx, b, snapshot, ignoreProgress)
+		if invalid, ok := errors.AsType[*sandbox.InvalidError](err); !ok || invalid.Field != "paths" {
+			s.Errorf("%.20q: %v", path, err)
+		}
+	}
+	s.wantListed()
+}
+
+func excludes(s *suite) {
+	snapshot := s.snapshotOf(map[string]string{"a": "1", "a.log": "1", "keep.log": "1", "cache": "1", "other": "1"})
+	whole := s.backUpPart(snapshot, sandbox.BackupSelection{Excludes: []string{"*.log", "!keep.log", "/srv/cache", "/other"}})
+	want := map[string]string{"a": "1", "keep.log": "1", "other": "1"}
+	s.wantFiles(s.Create(s.restore(whole, s.Create(""))), want)
+	part := s.backUpPart(snapshot, sandbox.BackupSelection{Paths: []string{"/srv/a.log", "/srv/a"}, Excludes: []string{"*"}})
+	s.wantFiles(s.overlay(part, s.snapshotOf(map[string]string{"cache": "2"})), map[string]string{"a": "1", "a.log": "1", "cache": "2"})
+}
+
+func ignored(s *suite) {
+	files := map[string]string{"a": "1", "a.log": "1", "keep.log": "1", "secret": "1", ".gitignore": "*.log\n!keep.log\n.git\nsecret\n"}
+	part := sandbox.BackupSelection{Gitignore: true, Excludes: []string{"!secret"}}
+	want := map[string]string{"a": "1", "a.log": "1", "keep.log": "1", "secret": "1"}
+	s.wantVisible(s.Create(s.restore(s.backUpPart(s.snapshotOf(files), part), s.Create(""))), want) // not a work tree
+	files[".git"] = "gitdir: elsewhere"
+	delete(want, "a.log")
+	b := s.backUpPart(s.snapshotOf(files), part)
+	s.wantVisible(s.Create(s.restore(b, s.Create(""))), want)
+	kept := s.backUpPart(s.snapshotOf(files), sandbox.BackupSelection{Gitignore: true, Paths: []string{"/srv/.git", "/srv/a.log"}})
+	s.wantVisible(s.overlay(kept, s.snapshotOf(map[string]string{"rest": "2"})), map[string]string{"a.log": "1", "rest": "2"})
+}
+
+// wantVisible is wantFiles without files whose names begin with a dot.
+func (s *suite) wantVisible(id sandbox.ID, want map[string]string) {
+	s.Helper()
+	files := s.Files(s, id)
+	maps.DeleteFunc(files, func(name, _ string) bool { return strings.HasPrefix(name, ".") })
+	testkit.Diff(s, "files", files, want)
 }

@@ -2,17 +2,20 @@ package sandboxtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/doze-run/doze/runtime/gitignore"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // Backups implements sandbox.Backups for an Engine's snapshots, with an object store in memory. Its Faults
-// apply to the operations "create", "restore", "list" and "delete".
+// apply to the operations "create", "restore", which is also Download, "overlay", "list" and "delete".
 type Backups struct {
 	Faults
 	engine *Engine
@@ -50,18 +53,61 @@ func (b *Backups) Create(ctx context.Context, record sandbox.Backup, snapshot sa
 	if s == nil || !s.published {
 		return sandbox.Backup{}, fmt.Errorf("back up snapshot %s: not known", snapshot)
 	}
-	record.Usage = contentOf(s.files)
+	files, err := selected(s.files, record.BackupSelection)
+	if err != nil {
+		return sandbox.Backup{}, err
+	}
+	record.Usage = contentOf(files)
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Total: record.Usage})
 	if err := b.begin(ctx, "create"); err != nil {
 		return sandbox.Backup{}, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	record.Layers, record.Stored = []string{b.image}, b.missing(s.files)
+	record.Layers, record.Stored = []string{b.image}, b.missing(files)
 	record.Duration = sandbox.Duration(time.Since(record.CreatedAt))
-	b.stored[record.ID] = storedBackup{record, maps.Clone(s.files)}
+	b.stored[record.ID] = storedBackup{record, files}
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Done: record.Usage, Total: record.Usage})
 	return record, nil
+}
+
+// folder is where the fake's files are.
+const folder = "/srv"
+
+// selected returns the files of a disk that a backup contains. The folder .git of the fake is a file.
+func selected(files map[string]string, part sandbox.BackupSelection) (map[string]string, error) {
+	for _, p := range part.Paths {
+		_, ok := files[strings.TrimPrefix(p, folder+"/")]
+		if !ok && p != folder {
+			return nil, &sandbox.InvalidError{Field: "paths", Reason: fmt.Sprintf("%q does not exist", p), Want: "name files and folders that exist in the sandbox"}
+		}
+	}
+	excludes := gitignore.ParseFile([]byte(strings.Join(part.Excludes, "\n")))
+	var ignores gitignore.Patterns
+	if _, worktree := files[".git"]; worktree && part.Gitignore {
+		ignores = gitignore.ParseFile([]byte(files[".gitignore"]))
+	}
+	files = maps.Clone(files)
+	maps.DeleteFunc(files, func(name, _ string) bool {
+		at := folder + "/" + name
+		if part.Partial() && !atPath(part.Paths, at) {
+			return true
+		}
+		if slices.Contains(part.Paths, at) {
+			return false
+		}
+		ignored, matched := excludes.Match(at[1:], false)
+		if !matched && name != ".git" {
+			ignored, _ = ignores.Match(name, false)
+		}
+		return ignored
+	})
+	return files, nil
+}
+
+// atPath reports whether a file is at one of the paths.
+func atPath(paths []string, file string) bool {
+	return slices.Contains(paths, file) || slices.Contains(paths, folder)
 }
 
 // missing returns the size of the contents that no backup has. The caller holds b.mu.
@@ -91,6 +137,26 @@ func contentOf(files map[string]string) (u sandbox.DiskUsage) {
 
 // Restore implements sandbox.Backups.
 func (b *Backups) Restore(ctx context.Context, record sandbox.Backup, name sandbox.SnapshotID, anyImage bool, progress func(sandbox.BackupProgress)) (sandbox.DiskUsage, error) {
+	if record.Partial() {
+		return sandbox.DiskUsage{}, errors.New("the backup has only a part of a disk")
+	}
+	usage, err := b.download(ctx, record, name, anyImage, progress)
+	if err != nil {
+		return sandbox.DiskUsage{}, err
+	}
+	b.engine.mu.Lock()
+	defer b.engine.mu.Unlock()
+	b.engine.snapshots[sandbox.SnapshotRef(name)].published = true
+	return usage, nil
+}
+
+// Download implements sandbox.Backups.
+func (b *Backups) Download(ctx context.Context, record sandbox.Backup, name sandbox.SnapshotID, progress func(sandbox.BackupProgress)) (sandbox.DiskUsage, error) {
+	return b.download(ctx, record, name, true, progress)
+}
+
+// download creates an unpublished snapshot with the files of a backup.
+func (b *Backups) download(ctx context.Context, record sandbox.Backup, name sandbox.SnapshotID, anyImage bool, progress func(sandbox.BackupProgress)) (sandbox.DiskUsage, error) {
 	b.prepare(name)
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupDownload, Total: record.Usage})
 	if err := b.begin(ctx, "restore"); err != nil {
@@ -108,9 +174,27 @@ func (b *Backups) Restore(ctx context.Context, record sandbox.Backup, name sandb
 	}
 	b.engine.mu.Lock()
 	defer b.engine.mu.Unlock()
-	b.engine.snapshots[sandbox.SnapshotRef(name)] = &snapshot{files: maps.Clone(stored.files), published: true}
+	b.engine.snapshots[sandbox.SnapshotRef(name)] = &snapshot{files: maps.Clone(stored.files)}
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupDownload, Done: record.Usage, Total: record.Usage})
 	return usageOf(stored.files), nil
+}
+
+// Overlay implements sandbox.Backups.
+func (b *Backups) Overlay(ctx context.Context, record sandbox.Backup, name, below sandbox.SnapshotID) error {
+	if err := b.begin(ctx, "overlay"); err != nil {
+		return err
+	}
+	b.engine.mu.Lock()
+	defer b.engine.mu.Unlock()
+	s, lower := b.engine.snapshots[sandbox.SnapshotRef(name)], b.engine.snapshots[sandbox.SnapshotRef(below)]
+	if s == nil || lower == nil || !lower.published {
+		return fmt.Errorf("snapshot %s on %s: not known", name, below)
+	}
+	files := maps.Clone(lower.files)
+	maps.DeleteFunc(files, func(file, _ string) bool { return atPath(record.Paths, folder+"/"+file) })
+	maps.Copy(files, s.files)
+	b.engine.snapshots[sandbox.SnapshotRef(name)] = &snapshot{files: files, published: true}
+	return nil
 }
 
 // prepare creates an unfinished snapshot, such as a failed restore leaves.

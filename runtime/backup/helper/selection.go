@@ -1,0 +1,220 @@
+package helper
+
+import (
+	"cmp"
+	"fmt"
+	"path"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/backup/wire"
+	"github.com/doze-run/doze/runtime/disk/tree"
+	"github.com/doze-run/doze/runtime/gitignore"
+)
+
+const (
+	gitFolder  = ".git"
+	ignoreFile = ".gitignore"
+	// maxMatching limits the time to match the names of a disk with patterns, in the scan and in the upload each. 100
+	// patterns take 10 µs for a name.
+	maxMatching = 10 * time.Minute
+	// maxPatterns limits the patterns of all .gitignore files that apply to one folder. Large repositories have 500.
+	maxPatterns = 2000
+)
+
+// selection is the part of a disk that a backup contains.
+type selection struct {
+	excludes  gitignore.Patterns // relative to the root
+	gitignore bool
+	matching  atomic.Int64 // time spent, in nanoseconds
+}
+
+// ignoreRules are the patterns of a .gitignore file.
+type ignoreRules struct {
+	folder   string
+	patterns gitignore.Patterns
+}
+
+// selected is a folder of a disk, with only the entries of a selection. Its methods are safe for concurrent use until it is
+// closed.
+type selected struct {
+	*tree.Folder
+	of   *selection
+	path string // without the slash at the beginning; empty: the root
+	// paths are the selected paths in a folder that contains them. nil: the whole folder is selected.
+	paths tree.Paths
+	// partial: the backup has paths, with the files of the image.
+	partial bool
+	// ignores are the .gitignore files of the work tree that contains the folder, outermost first. worktree means that
+	// there is such a work tree. Neither applies in the folder .git.
+	ignores  []ignoreRules
+	worktree bool
+}
+
+// openSelected opens the root of the disk of a request. The caller closes it.
+func openSelected(request wire.Request) (*selected, error) {
+	of := &selection{gitignore: request.Gitignore}
+	for _, line := range request.Excludes {
+		p, err := gitignore.Parse(line)
+		if err != nil {
+			return nil, fmt.Errorf("pattern %q %w", line, err)
+		}
+		of.excludes = append(of.excludes, p)
+	}
+	f := &selected{of: of}
+	var err error
+	if len(request.Paths) == 0 {
+		f.Folder, err = tree.OpenLayers(request.Layers, request.Below)
+	} else {
+		f.paths, f.partial = tree.NewPaths(request.Paths), true
+		f.Folder, err = tree.OpenMerged(request.Layers, request.Below, request.Shift)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := f.readIgnores(); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Opaque reports whether the folder hides the image's folder.
+func (f *selected) Opaque() bool { return !f.partial && f.Folder.Opaque() }
+
+// opaque reports whether a folder in f hides what a restore finds at its path.
+func (f *selected) opaque(e *tree.Entry) bool {
+	if f.partial {
+		return e.Kind() == unix.S_IFDIR && f.paths != nil && len(f.paths[e.Name]) == 0
+	}
+	return e.Opaque()
+}
+
+// Entries returns the selected entries of the folder, sorted by name.
+func (f *selected) Entries() ([]*tree.Entry, error) {
+	if f.paths != nil {
+		return f.named()
+	}
+	entries, err := f.Folder.Entries()
+	if err != nil || !f.filters() {
+		return entries, err
+	}
+	chosen := entries[:0]
+	for _, e := range entries {
+		start := time.Now()
+		if !f.ignored(e) {
+			chosen = append(chosen, e)
+		}
+		if f.of.matching.Add(int64(time.Since(start))) > int64(maxMatching) {
+			return nil, unsupported("/"+f.path, fmt.Sprintf("cannot be backed up: the patterns of excludes and of .gitignore files take more than %s; use fewer or simpler ones", maxMatching))
+		}
+	}
+	return chosen, nil
+}
+
+// named returns the entries of a folder that contains selected paths.
+func (f *selected) named() ([]*tree.Entry, error) {
+	var entries []*tree.Entry
+	for name, inner := range f.paths {
+		e, err := f.Entry(name)
+		if err != nil {
+			return nil, err
+		}
+		at := "/" + path.Join(f.path, name)
+		switch {
+		case e == nil:
+			return nil, &wire.Error{Code: wire.NoPath, Message: fmt.Sprintf("%q does not exist", at)}
+		case len(inner) > 0 && e.Kind() == unix.S_IFLNK:
+			return nil, &wire.Error{Code: wire.NoPath, Message: fmt.Sprintf("%q is a symbolic link, and not the folder of a path", at)}
+		case len(inner) > 0 && e.Kind() != unix.S_IFDIR:
+			return nil, &wire.Error{Code: wire.NoPath, Message: fmt.Sprintf("%q is not a folder", at)}
+		}
+		entries = append(entries, e)
+	}
+	slices.SortFunc(entries, func(a, b *tree.Entry) int { return cmp.Compare(a.Name, b.Name) })
+	return entries, nil
+}
+
+// filters reports whether patterns apply to the entries of the folder.
+func (f *selected) filters() bool { return len(f.of.excludes) > 0 || len(f.ignores) > 0 }
+
+// ignored reports whether patterns ignore an entry. The excludes decide before the .gitignore files. A deletion is ignored
+// like a folder, because the deleted entry may have been one.
+func (f *selected) ignored(e *tree.Entry) bool {
+	at, folder := path.Join(f.path, e.Name), e.Kind() == unix.S_IFDIR || e.Whiteout()
+	if ignored, matched := f.of.excludes.Match(at, folder); matched {
+		return ignored
+	}
+	if e.Name == gitFolder {
+		return false
+	}
+	for _, rules := range slices.Backward(f.ignores) {
+		relative := at
+		if rules.folder != "" {
+			relative = at[len(rules.folder)+1:]
+		}
+		if ignored, matched := rules.patterns.Match(relative, folder); matched {
+			return ignored
+		}
+	}
+	return false
+}
+
+// inner opens the folder of an entry. The caller closes it.
+func (f *selected) inner(e *tree.Entry) (*selected, error) {
+	opened, err := f.Folder.Folder(e)
+	if err != nil {
+		return nil, err
+	}
+	inner := &selected{Folder: opened, of: f.of, path: path.Join(f.path, e.Name), partial: f.partial, ignores: f.ignores, worktree: f.worktree}
+	if paths := f.paths[e.Name]; len(paths) > 0 {
+		inner.paths = paths
+	}
+	if f.worktree && e.Name == gitFolder {
+		inner.ignores, inner.worktree = nil, false
+		return inner, nil
+	}
+	if err := inner.readIgnores(); err != nil {
+		inner.Close()
+		return nil, err
+	}
+	return inner, nil
+}
+
+// readIgnores reads the .gitignore file of a folder in a work tree of git. A folder with an entry .git begins a work tree,
+// to which the files of an outer one do not apply.
+func (f *selected) readIgnores() error {
+	if !f.of.gitignore {
+		return nil
+	}
+	_, begins, err := f.Visible(gitFolder)
+	if err != nil {
+		return err
+	}
+	if begins {
+		f.ignores, f.worktree = nil, true
+	}
+	if !f.worktree {
+		return nil
+	}
+	content, err := f.ReadFile(ignoreFile, gitignore.MaxFile)
+	if err != nil {
+		return err
+	}
+	patterns := gitignore.ParseFile(content)
+	if len(patterns) == 0 {
+		return nil
+	}
+	total := len(patterns)
+	for _, rules := range f.ignores {
+		total += len(rules.patterns)
+	}
+	if total > maxPatterns {
+		return unsupported("/"+f.path, fmt.Sprintf("cannot be backed up: more than %d patterns of .gitignore files apply to it", maxPatterns))
+	}
+	f.ignores = append(slices.Clip(f.ignores), ignoreRules{f.path, patterns})
+	return nil
+}

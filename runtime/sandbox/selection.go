@@ -1,0 +1,119 @@
+package sandbox
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/doze-run/doze/runtime/gitignore"
+)
+
+// BackupSelection is the part of a disk that a backup contains. The zero value selects the whole disk above the image.
+type BackupSelection struct {
+	// Paths are absolute paths of files and folders. A backup with paths is partial: it contains the merged files of
+	// the disk and the image at these paths, and restoring it replaces the disk at these paths only.
+	Paths []string `json:"paths,omitempty"`
+	// Excludes are patterns as in a .gitignore file in the root of what to leave out. They do not apply to Paths themselves.
+	Excludes []string `json:"excludes,omitempty"`
+	// Gitignore leaves out what the .gitignore files in work trees of git ignore.
+	Gitignore bool `json:"gitignore,omitempty"`
+}
+
+const (
+	// Limits of a BackupSelection, lengths in bytes. The object store has the selection of each backup, and a list of an
+	// owner's 10,000 backups has them all.
+	maxBackupPaths     = 100
+	maxBackupPath      = 4096
+	maxBackupExcludes  = 100
+	maxBackupSelection = 32 << 10 // all paths and patterns together
+)
+
+// unselectable are the folders that are not on the disk.
+var unselectable = []string{"/proc", "/sys", "/dev", "/.doze"}
+
+// Partial reports whether the backup contains only a part of the disk.
+func (s BackupSelection) Partial() bool { return len(s.Paths) > 0 }
+
+func (s BackupSelection) validate() error {
+	if err := s.validatePaths(); err != nil {
+		return err
+	}
+	if err := s.validateExcludes(); err != nil {
+		return err
+	}
+	total := 0
+	for _, text := range slices.Concat(s.Paths, s.Excludes) {
+		total += len(text)
+	}
+	if total > maxBackupSelection {
+		return &InvalidError{Field: "paths", Reason: fmt.Sprintf("paths and excludes have %d bytes", total), Want: fmt.Sprintf("at most %d bytes are allowed; name the folders that contain them", maxBackupSelection)}
+	}
+	return nil
+}
+
+func (s BackupSelection) validatePaths() error {
+	if len(s.Paths) > maxBackupPaths {
+		return &InvalidError{Field: "paths", Reason: fmt.Sprintf("has %d paths", len(s.Paths)), Want: fmt.Sprintf("at most %d are allowed; name the folders that contain them", maxBackupPaths)}
+	}
+	for i, p := range s.Paths {
+		if reason, want := checkBackupPath(p); reason != "" {
+			return &InvalidError{Field: fmt.Sprintf("paths[%d]", i), Reason: fmt.Sprintf("%q %s", clip(p), reason), Want: want}
+		}
+		for _, other := range s.Paths[:i] {
+			if within(p, other) || within(other, p) {
+				return &InvalidError{Field: fmt.Sprintf("paths[%d]", i), Reason: fmt.Sprintf("%q and %q overlap", clip(p), clip(other)), Want: "name only the outer one"}
+			}
+		}
+	}
+	return nil
+}
+
+// checkBackupPath returns what is wrong with a path, and the remedy.
+func checkBackupPath(p string) (reason, want string) {
+	switch {
+	case len(p) > maxBackupPath:
+		return fmt.Sprintf("has %d bytes", len(p)), fmt.Sprintf("use at most %d", maxBackupPath)
+	case !path.IsAbs(p):
+		return "is not absolute", "begin it with a slash, such as /srv/app"
+	case p == "/":
+		return "is the whole disk", "leave paths out to back up the whole disk"
+	case path.Clean(p) != p:
+		return "is not a clean path", fmt.Sprintf("use %q", clip(path.Clean(p)))
+	case strings.ContainsRune(p, 0) || !utf8.ValidString(p):
+		return "is not text", "use UTF-8 without NUL, or name a folder that contains it"
+	}
+	for _, folder := range unselectable {
+		if within(p, folder) {
+			return "is not on the disk", fmt.Sprintf("use a path outside of %s", strings.Join(unselectable, ", "))
+		}
+	}
+	return "", ""
+}
+
+// within reports whether a clean path is a folder or in it.
+func within(p, folder string) bool {
+	return p == folder || strings.HasPrefix(p, folder+"/")
+}
+
+func (s BackupSelection) validateExcludes() error {
+	if len(s.Excludes) > maxBackupExcludes {
+		return &InvalidError{Field: "excludes", Reason: fmt.Sprintf("has %d patterns", len(s.Excludes)), Want: fmt.Sprintf("at most %d are allowed", maxBackupExcludes)}
+	}
+	for i, line := range s.Excludes {
+		reason, want := "", "use the syntax of .gitignore, such as node_modules/ or /var/cache/*"
+		switch _, err := gitignore.Parse(line); {
+		case len(line) > gitignore.MaxPattern:
+			reason, want = fmt.Sprintf("has %d bytes", len(line)), fmt.Sprintf("use at most %d", gitignore.MaxPattern)
+		case err != nil:
+			reason = err.Error()
+		case strings.ContainsAny(line, "\x00\n\r") || !utf8.ValidString(line):
+			reason = "is not a line of text"
+		}
+		if reason != "" {
+			return &InvalidError{Field: fmt.Sprintf("excludes[%d]", i), Reason: fmt.Sprintf("%q %s", clip(line), reason), Want: want}
+		}
+	}
+	return nil
+}
