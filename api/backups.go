@@ -39,8 +39,8 @@ func (a *API) registerBackups() {
 	created.Headers = map[string]*huma.Param{"Location": {}}
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/backup", id: "create-backup", tag: "backups", status: http.StatusCreated,
-		summary: "Back up the disk of a sandbox to the object store",
-		description: "Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied; `frozen_ms` is how long. " +
+		summary: "Back up the disk of a sandbox, or a part of it, to the object store",
+		description: "Without `paths`, the backup contains the disk above its image. With `paths`, it contains the whole content of these paths, including files of the image. Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied; `frozen_ms` is how long. " +
 			"An archived sandbox is stopped then, because its disk is downloaded. " +
 			"Responds when the backup is in the object store. Continues when the client disconnects. After an error, the next backup sends only the content that this one has not sent.",
 		codes: slices.Concat(objectStoreCodes, []problem.Code{problem.BackupLimitExceeded, problem.BackupUnsupported, problem.ImageMismatch, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed,
@@ -77,7 +77,8 @@ func (a *API) registerBackups() {
 
 func (a *API) createBackup(ctx context.Context, in *sandboxExchange, body *types.CreateBackupRequest, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
 	backUp := func(ctx context.Context, progress func(sandbox.BackupProgress)) (types.Backup, error) {
-		b, err := a.cfg.Sandboxes.Backup(ctx, sb.ID, sandbox.BackupRequest{RetainLast: body.RetainLast}, progress)
+		part := sandbox.BackupSelection{Paths: body.Paths, Excludes: body.Excludes, Gitignore: body.Gitignore}
+		b, err := a.cfg.Sandboxes.Backup(ctx, sb.ID, sandbox.BackupRequest{BackupSelection: part, RetainLast: body.RetainLast}, progress)
 		if errors.Is(err, sandbox.ErrBusy) {
 			err = problem.Newf(problem.SandboxBusy, "%v; try again when that operation has ended", err)
 		}
@@ -218,6 +219,9 @@ func backupOf(b sandbox.Backup) types.Backup {
 		StoredBytes: b.Stored,
 		DurationMS:  milliseconds(time.Duration(b.Duration)),
 		FrozenMS:    milliseconds(time.Duration(b.Frozen)),
+		Paths:       b.Paths,
+		Excludes:    b.Excludes,
+		Gitignore:   b.Gitignore,
 	}
 }
 

@@ -136,6 +136,28 @@ func TestBackupsToKeepStay(t *testing.T) {
 	s.refused(problem.BackupNotFound, "GET", "/backups/"+first.ID, nil)
 }
 
+func TestBackupOfPathsNamesThem(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := sandbox.ID(s.create("shop"))
+	s.node.Engine.Write(id, "f", "content")
+	s.node.Engine.Write(id, "g", "content")
+	whole := s.backUp("shop")
+	b := s.backUp("shop", "paths", []string{"/srv/f"}, "excludes", []string{"*.log"}, "gitignore", true)
+	if whole.Paths != nil || whole.Excludes != nil || whole.Gitignore {
+		t.Errorf("the backup of the disk is %+v", whole)
+	}
+	testkit.Diff(t, "the paths", b.Paths, []string{"/srv/f"})
+	testkit.Diff(t, "the excludes", b.Excludes, []string{"*.log"})
+	if !b.Gitignore {
+		t.Error("gitignore is missing")
+	}
+	testkit.Diff(t, "the backup", must[types.Backup](s, http.StatusOK, "GET", "/backups/"+b.ID, nil), b)
+	s.node.Engine.Write(id, "f", "changed")
+	s.node.Engine.Write(id, "g", "changed")
+	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/shop/restore", map[string]any{"backup_id": b.ID})
+	testkit.Diff(t, "the files", s.node.Engine.Files(id), map[string]string{"f": "content", "g": "changed"})
+}
+
 func TestBadBackupRequestsAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("shop")
@@ -146,7 +168,12 @@ func TestBadBackupRequestsAreRefused(t *testing.T) {
 	for _, tc := range []struct{ route, body, location, says string }{
 		{"backup", `{"keep_last":-1}`, "body.keep_last", "0"},
 		{"backup", `{"keep_last":10001}`, "body.keep_last", "10000"},
-		{"backup", `{"max_age":"1h"}`, "body.max_age", "the fields are keep_last, stream"},
+		{"backup", `{"max_age":"1h"}`, "body.max_age", "the fields are excludes, gitignore, keep_last, paths, stream"},
+		{"backup", `{"paths":["srv"]}`, "body.paths[0]", "begin it with a slash, such as /srv/app"},
+		{"backup", `{"paths":["/srv/none"]}`, "body.paths", `"/srv/none" does not exist; name files and folders that exist`},
+		{"backup", `{"paths":["/srv/f","/dev/shm"]}`, "body.paths[1]", `"/dev/shm" is not on the disk`},
+		{"backup", `{"paths":[` + strings.Repeat(`"/a",`, 100) + `"/a"]}`, "body.paths", "100"},
+		{"backup", `{"excludes":["[a"]}`, "body.excludes[0]", `"[a" has a bracket that is not closed; use the syntax of .gitignore`},
 		{"restore", `{}`, "body.snapshot_id", "missing, as is backup_id; send either snapshot_id or backup_id"},
 		{"restore", `{"snapshot_id":"","backup_id":""}`, "body.snapshot_id", "send either"},
 		{"restore", `{"stream":true}`, "body.snapshot_id", "send either"},

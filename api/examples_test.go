@@ -50,7 +50,7 @@ func schemaDocs() []schemaDoc {
 	}
 	backup := types.Backup{
 		ID: "b4n8r2t6w9xz", Sandbox: id, SandboxName: "shop", Image: "base", CreatedAt: at(45, 0), SizeBytes: 247463936, Entries: 20201, StoredBytes: 1258291,
-		DurationMS: 4182.3, FrozenMS: 64.2,
+		DurationMS: 4182.3, FrozenMS: 64.2, Paths: []string{"/srv/shop"}, Excludes: []string{"*.log"}, Gitignore: true,
 	}
 	session := types.Session{
 		ID: "dev", PID: 57, Shell: "bash", Cwd: "/srv/shop", State: types.ProcessStateRunning, StartedAt: at(31, 4),
@@ -153,7 +153,7 @@ func schemaDocs() []schemaDoc {
 		{types.RestoreRequest{SnapshotID: "before-upgrade"}, "The snapshot or backup to restore."},
 		{backup, "The disk of a sandbox in an object store."},
 		{types.BackupList{Backups: []types.Backup{backup}, NextCursor: backup.ID}, "A page of backups."},
-		{types.CreateBackupRequest{RetainLast: 7}, "A backup to create."},
+		{types.CreateBackupRequest{Paths: []string{"/srv/shop"}, Excludes: []string{"*.log"}, Gitignore: true, RetainLast: 7}, "A backup to create."},
 		{types.BackupProgress{Phase: types.BackupPhaseUpload, Bytes: 123731968, TotalBytes: 247463936, Entries: 9120, TotalEntries: 20201},
 			"Data of the event `progress`: how far a backup, a restore or an archival is."},
 		{types.ForkRequest{Count: 2, Names: []string{"try-1", "try-2"}}, "The sandboxes to create."},

@@ -33,7 +33,12 @@ func (a *app) createBackupCommand() *cobra.Command {
 		Short: "Back up the disk of a sandbox, and print the backup's id",
 		Long: `Back up the disk of a sandbox in any state, and print the backup's id. This never wakes the
 sandbox. Running programs stop for a moment while the last changes are copied. Content of
-earlier backups is not sent again. The backup continues if this command is interrupted.`,
+earlier backups is not sent again. The backup continues if this command is interrupted.
+
+The backup contains the whole disk above its image or, with --path, the named files and
+folders. Patterns for --exclude have the syntax of .gitignore files, relative to /.`,
+		Example: `  doze backup create shop
+  doze backup create shop --path /srv/shop --exclude '*.log' --gitignore`,
 		Args:              wants(1, 1),
 		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
@@ -43,7 +48,10 @@ earlier backups is not sent again. The backup continues if this command is inter
 			return a.print(err, b, "%s", b.ID)
 		}),
 	}
-	cmd.Flags().IntVar(&req.RetainLast, "keep-last", 0, "how many backups of the sandbox to retain; the node deletes the oldest; 0 for all")
+	cmd.Flags().StringArrayVar(&req.Paths, "path", nil, "back up only this absolute `PATH` of a file or folder; repeatable")
+	cmd.Flags().StringArrayVar(&req.Excludes, "exclude", nil, "leave out files and folders that match this `PATTERN`; repeatable")
+	cmd.Flags().BoolVar(&req.Gitignore, "gitignore", false, "leave out what git ignores in its work trees")
+	cmd.Flags().IntVar(&req.RetainLast, "keep-last", 0, "how many backups of the sandbox and of the same paths to retain; the node deletes the oldest; 0 for all")
 	return cmd
 }
 
@@ -95,11 +103,24 @@ func (a *app) listBackupsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			heads := []any{"ID", "SANDBOX", "IMAGE", "TAKEN", "SIZE", "SENT", "TOOK"}
+			heads := []any{"ID", "SANDBOX", "IMAGE", "TAKEN", "SIZE", "SENT", "TOOK", "PATHS"}
 			return printTable(a, "backups", backups, heads, func(b types.Backup) []any {
-				return []any{b.ID, b.SandboxName, b.Image, ago(b.CreatedAt), size(b.SizeBytes), size(b.StoredBytes), milliseconds(b.DurationMS)}
+				return []any{b.ID, b.SandboxName, b.Image, ago(b.CreatedAt), size(b.SizeBytes), size(b.StoredBytes), milliseconds(b.DurationMS), backupPaths(b.Paths)}
 			})
 		}),
+	}
+}
+
+// backupPaths returns the paths of a backup for a table, such as "/srv/shop and 2 more". A backup of the whole disk has the
+// path /.
+func backupPaths(paths []string) string {
+	switch len(paths) {
+	case 0:
+		return "/"
+	case 1:
+		return paths[0]
+	default:
+		return fmt.Sprintf("%s and %d more", paths[0], len(paths)-1)
 	}
 }
 
@@ -112,7 +133,9 @@ func (a *app) restoreBackupCommand() *cobra.Command {
 		Long: `Replace the disk of a sandbox by a backup. The backup may be of another sandbox. The sandbox
 keeps running until the backup is on the node. Then its programs end and its files are
 discarded; it keeps its name, ports and rules. If the sandbox was running, it starts again.
-The restore continues if this command is interrupted.`,
+The restore continues if this command is interrupted.
+
+A backup of paths replaces only these paths; the sandbox keeps all other files.`,
 		Example: "  doze backup restore shop b4n8r2t6w9xz",
 		Args:    wants(2, 2),
 		ValidArgsFunction: a.complete(func(ctx context.Context, node *client.Client, args []string) []string {

@@ -22,7 +22,7 @@ func TestBackupCommands(t *testing.T) {
 		t.Errorf("create printed %q", first)
 	}
 	other := decodeJSON[types.Backup](t, r.ok("backup", "create", "other", "--json"))
-	if out := r.ok("backup", "ls", "shop"); !regexp.MustCompile(`^ID +SANDBOX +IMAGE +TAKEN +SIZE +SENT +TOOK\n` + first + ` +shop +base +\d+s +7 B +7 B +\S+\n$`).MatchString(out) {
+	if out := r.ok("backup", "ls", "shop"); !regexp.MustCompile(`^ID +SANDBOX +IMAGE +TAKEN +SIZE +SENT +TOOK +PATHS\n` + first + ` +shop +base +\d+s +7 B +7 B +\S+ +/\n$`).MatchString(out) {
 		t.Errorf("ls printed %q", out)
 	}
 	all := decodeJSON[types.BackupList](t, r.ok("backup", "ls", "--json"))
@@ -45,6 +45,32 @@ func TestBackupCommands(t *testing.T) {
 	}
 	r.refused("backup_not_found: ", "backup", "rm", second)
 	r.misused("BACKUP is missing", "backup", "restore", "shop")
+}
+
+func TestBackupOfPaths(t *testing.T) {
+	r := newRig(t)
+	id := sandbox.ID(decodeJSON[types.Sandbox](t, r.ok("create", "shop", "--json")).ID)
+	for _, name := range []string{"f", "g", "a.log", ".git", "ignored"} {
+		r.node.Engine.Write(id, name, "content")
+	}
+	r.node.Engine.Write(id, ".gitignore", "ignored\n")
+	b := decodeJSON[types.Backup](t, r.ok("backup", "create", "shop", "--path", "/srv/f", "--path", "/srv/g", "--json"))
+	testkit.Diff(t, "paths", b.Paths, []string{"/srv/f", "/srv/g"})
+	if out := r.ok("backup", "ls", "shop"); !regexp.MustCompile(` /srv/f and 1 more\n$`).MatchString(out) {
+		t.Errorf("ls printed %q", out)
+	}
+	r.node.Engine.Write(id, "f", "changed")
+	r.node.Engine.Write(id, "a.log", "changed")
+	r.ok("backup", "restore", "shop", b.ID)
+	if files := r.node.Engine.Files(id); files["f"] != "content" || files["a.log"] != "changed" {
+		t.Errorf("the files are %q", files)
+	}
+	whole := strings.TrimSpace(r.ok("backup", "create", "shop", "--exclude", "*.log", "--exclude", "/srv/g", "--gitignore"))
+	r.ok("backup", "restore", "shop", whole)
+	testkit.Diff(t, "the files", r.node.Engine.Files(id), map[string]string{"f": "content", ".git": "content", ".gitignore": "ignored\n"})
+	r.refused("request_invalid: ", "backup", "create", "shop", "--path", "srv")
+	r.refused("request_invalid: ", "backup", "create", "shop", "--path", "/srv/none")
+	r.refused("request_invalid: ", "backup", "create", "shop", "--exclude", "[a")
 }
 
 func TestRestoreOfABackupIsForced(t *testing.T) {

@@ -834,3 +834,50 @@ func testBackupDuringOtherOperations(t *testing.T, n *backupNode) {
 	}
 	n.awaitRemains(t, remains{})
 }
+
+// A backup of paths contains the image's files there, and a restore replaces only the paths, in any sandbox.
+func TestBackupOfPaths(t *testing.T) {
+	n := newBackupNode(t)
+	b := n.newBox(t)
+	b.exec(`mkdir -p /srv/app/.git /srv/app/node_modules && cd /srv/app && echo 1 >page && echo 1 >node_modules/module && echo 1 >debug.log && echo 1 >gone && echo node_modules >.gitignore && echo 1 >/etc/doze-test && rm /etc/issue && chown 1000:1000 page && chmod 750 /srv`)
+	before := b.exec(`stat -c '%n %u %g %a' /etc/passwd /etc/shadow /etc/doze-test /srv/app/page | tr '\n' ','`)
+	ctx := testkit.Context(t)
+	backup, err := n.API.CreateBackup(ctx, b.id, types.CreateBackupRequest{Paths: []string{"/srv/app", "/etc"}, Excludes: []string{"*.log"}, Gitignore: true}, nil)
+	b.must(err)
+	testkit.Diff(t, "paths", backup.Paths, []string{"/srv/app", "/etc"})
+	if _, err := n.API.CreateBackup(ctx, b.id, types.CreateBackupRequest{Paths: []string{"/srv/none"}}, nil); !problem.Has(err, problem.RequestInvalid) || !strings.Contains(err.Error(), `"/srv/none" does not exist`) {
+		t.Errorf("a path that does not exist: %v", err)
+	}
+	testkit.Diff(t, "the backups", n.backups(t), []string{backup.ID})
+
+	const files = `cat /srv/app/page /srv/app/new /srv/rest /root/rest /etc/doze-test 2>/dev/null | tr '\n' ' '; ls -A /srv/app /etc/issue /etc/doze-new 2>/dev/null | tr '\n' ' '; stat -c %a /srv`
+	b.exec(`cd /srv/app && echo 2 >page && echo 2 >new && rm gone && echo 2 >/srv/rest && echo 2 >/root/rest && rm -r /etc/doze-test && echo 2 >/etc/issue && echo 2 >/etc/doze-new && chmod 711 /srv`)
+	b.restoreBackup(backup.ID)
+	const want = "1 2 2 1 /srv/app: .git .gitignore gone page 711"
+	if got := strings.Join(strings.Fields(b.exec(files)), " "); got != want {
+		t.Errorf("the sandbox has %q", got)
+	}
+	if after := b.exec(`stat -c '%n %u %g %a' /etc/passwd /etc/shadow /etc/doze-test /srv/app/page | tr '\n' ','`); after != before {
+		t.Errorf("the attributes are %q, and were %q", after, before)
+	}
+
+	// Into another sandbox, and again into that disk after a restart.
+	other := n.newBox(t)
+	other.exec("mkdir -p /srv/app/old && echo 3 >/srv/rest")
+	for range 2 {
+		other.stop()
+		other.restoreBackup(backup.ID)
+		if got := strings.Join(strings.Fields(other.exec("cat /srv/app/page /srv/rest; ls /srv/app")), " "); got != "1 3 gone page" {
+			t.Errorf("the other sandbox has %q", got)
+		}
+		other.exec("echo 4 >/srv/app/page; rm /srv/app/gone")
+	}
+	// A folder of a path that is a file now.
+	other.exec("rm -r /srv && echo file >/srv")
+	if _, err := n.API.RestoreBackup(ctx, other.id, types.RestoreRequest{BackupID: backup.ID}, false, nil); !problem.Has(err, problem.RequestInvalid) || !strings.Contains(err.Error(), "not a folder") {
+		t.Errorf("restore below a file: %v", err)
+	}
+	if got := other.exec("cat /srv"); got != "file" {
+		t.Errorf("the refused restore left %q", got)
+	}
+}
