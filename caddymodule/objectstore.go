@@ -90,7 +90,7 @@ func (s *ObjectStore) validateStore(block string, known func(value string) bool)
 	return nil
 }
 
-func (b *Backups) validate(known func(value string) bool) error {
+func (b *Backups) validateBackups(known func(value string) bool) error {
 	if err := b.validateStore("backups", known); err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (b *Backups) settings() (*node.Backups, error) {
 	if err := expandOptions("backups", expanded.options()); err != nil {
 		return nil, err
 	}
-	if err := expanded.validate(always); err != nil {
+	if err := expanded.validateBackups(always); err != nil {
 		return nil, err
 	}
 	return &node.Backups{
@@ -227,7 +227,7 @@ func (a *App) parseBackups(o options) error {
 	a.Backups = b
 	fields := b.ObjectStore.fields()
 	fields["password"] = secret{&b.Password}
-	return parseStore(o, "backups", fields, func() error { return b.validate(hasNoPlaceholder) }, func() error { return checkRequired("backups", b.options()) })
+	return parseStore(o, "backups", fields, func() error { return b.validateBackups(hasNoPlaceholder) }, func() error { return checkRequired("backups", b.options()) })
 }
 
 // parseBucket parses a bucket that sandboxes may mount. The comment of parseApp documents the syntax.
