@@ -14,8 +14,8 @@ type Backup struct {
 	StoredBytes int64     `json:"stored_bytes" doc:"Number of bytes that were sent to the object store; content of earlier backups is not sent again" example:"1258291"`
 	DurationMS  float64   `json:"duration_ms" doc:"How long the backup took, in milliseconds"`
 	FrozenMS    float64   `json:"frozen_ms,omitempty" doc:"How long the programs of the sandbox were stopped, in milliseconds; missing if no programs ran"`
-	Paths       []string  `json:"paths,omitempty" doc:"Paths that the backup contains; a restore replaces only these. Missing if it contains the whole disk" example:"[\"/srv/shop\"]"`
-	Excludes    []string  `json:"excludes,omitempty" doc:"Patterns of files and folders that were left out" example:"[\"node_modules/\"]"`
+	Paths       []string  `json:"paths,omitempty" nullable:"false" doc:"Paths that the backup contains; a restore replaces only these. Missing if it contains the whole disk" example:"[\"/srv/shop\"]"`
+	Excludes    []string  `json:"excludes,omitempty" nullable:"false" doc:"Patterns of files and folders that were left out" example:"[\"node_modules/\"]"`
 	Gitignore   bool      `json:"gitignore,omitempty" doc:"Whether files that git ignores were left out"`
 }
 
@@ -27,8 +27,8 @@ type BackupList struct {
 
 // CreateBackupRequest backs up the disk of a sandbox, or a part of it.
 type CreateBackupRequest struct {
-	Paths      []string `json:"paths,omitempty" maxItems:"100" doc:"Absolute paths of the files and folders to back up, without one inside another; paths and excludes together have at most 32 KiB; default: the whole disk above its image" example:"[\"/srv/shop\"]"`
-	Excludes   []string `json:"excludes,omitempty" maxItems:"100" doc:"Patterns of files and folders to leave out, in the syntax of a .gitignore file in the root folder, of at most 1024 bytes each" example:"[\"node_modules/\"]"`
+	Paths      []string `json:"paths,omitempty" nullable:"false" maxItems:"100" doc:"Absolute paths of the files and folders to back up, without one inside another; paths and excludes together have at most 32 KiB; default: the whole disk above its image" example:"[\"/srv/shop\"]"`
+	Excludes   []string `json:"excludes,omitempty" nullable:"false" maxItems:"100" doc:"Patterns of files and folders to leave out, in the syntax of a .gitignore file in the root folder, of at most 1024 bytes each" example:"[\"node_modules/\"]"`
 	Gitignore  bool     `json:"gitignore,omitempty" doc:"Leave out files that the .gitignore files in work trees of git ignore"`
 	RetainLast int      `json:"keep_last,omitempty" minimum:"0" maximum:"10000" doc:"How many of the sandbox's newest backups of the same paths to retain, including this one; the node deletes the others; default: all" example:"7"`
 	Stream     bool     `json:"stream,omitempty" doc:"Respond with server-sent events while the backup is made"`
