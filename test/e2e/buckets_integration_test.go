@@ -5,7 +5,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -103,13 +102,7 @@ func TestBucketsOutliveSleepStopAndNode(t *testing.T) {
 	check("after the node was killed")
 
 	// The helper is killed: the node starts another one.
-	pids, err := exec.CommandContext(testkit.Context(t), "pgrep", "-f", n.Program("doze-bucket")+" serve").Output()
-	testkit.NoError(t, "find the helper", err)
-	var pid int
-	if _, err := fmt.Sscan(string(pids), &pid); err != nil {
-		t.Fatalf("the helpers are %q", pids)
-	}
-	testkit.NoError(t, "kill", syscall.Kill(pid, syscall.SIGKILL))
+	testkit.NoError(t, "kill", syscall.Kill(n.child(t, "doze-bucket"), syscall.SIGKILL))
 	testkit.Eventually(t, "the bucket is mounted again", func() bool { return b.exec("cat /data/f 2>/dev/null; true") == "first" })
 	check("after the helper was killed")
 
