@@ -114,12 +114,15 @@ func (c *Client) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mo
 		return err
 	}
 	request := wire.MountRequest{Mount: wire.Mount{Sandbox: string(id), PID: pid, Path: m.Path}, Bucket: bucket}
+	c.mu.Lock()
+	c.mounts[request.Mount] = request // before the call, so that the next helper has it if this one ends
+	c.mu.Unlock()
 	if err := c.call(ctx, "Mount", request); err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.mounts, request.Mount)
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.mounts[request.Mount] = request
 	return nil
 }
 

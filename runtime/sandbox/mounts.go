@@ -68,7 +68,7 @@ var reserved = []string{"/proc", "/sys", "/dev", "/.doze"}
 
 // Mount mounts a bucket in a sandbox, which it wakes, and returns the mount. It creates the folder if necessary. It
 // changes nothing if the same bucket is already mounted there in the same way. Cold starts mount it again. Errors:
-// *InvalidError, ErrMountExists, ErrNoMountPoint, ErrNoFUSE, *ObjectStoreError, and the errors of Acquire.
+// *InvalidError, ErrDestroyed, ErrMountExists, ErrNoMountPoint, ErrNoFUSE, *ObjectStoreError, and the errors of Acquire.
 func (m *Manager) Mount(ctx context.Context, id ID, mount Mount) (Mount, error) {
 	b, err := m.live(id)
 	if err != nil {
@@ -89,6 +89,10 @@ func (m *Manager) Mount(ctx context.Context, id ID, mount Mount) (Mount, error) 
 		return Mount{}, err
 	}
 	defer lease.Release()
+	if err := b.lockUsable(ctx); err != nil {
+		return Mount{}, err
+	}
+	defer b.unlockTransition()
 	b.updating.Lock()
 	defer b.updating.Unlock()
 	if same, err := b.findMount(mount); err != nil || same != nil { // mounted meanwhile
@@ -113,12 +117,16 @@ func (m *Manager) Mount(ctx context.Context, id ID, mount Mount) (Mount, error) 
 }
 
 // Unmount removes a mount from a sandbox in any state, and wakes nothing. Open files remain usable until they are
-// closed. Errors: ErrMountNotFound, and the errors of the Store.
+// closed. Errors: ErrMountNotFound, ErrDestroyed, and the errors of the Store.
 func (m *Manager) Unmount(ctx context.Context, id ID, path string) error {
 	b, err := m.live(id)
 	if err != nil {
 		return err
 	}
+	if err := b.lockUsable(ctx); err != nil { // no start mounts it meanwhile
+		return err
+	}
+	defer b.unlockTransition()
 	b.updating.Lock()
 	defer b.updating.Unlock()
 	i := slices.IndexFunc(b.view.Load().Mounts, func(have Mount) bool { return have.Path == path })
@@ -221,7 +229,7 @@ func withoutMount(mounts []Mount, path string) []Mount {
 	return slices.DeleteFunc(slices.Clone(mounts), func(have Mount) bool { return have.Path == path })
 }
 
-// mountNow mounts a bucket in the sandbox, which is running, and creates the folder.
+// mountNow mounts a bucket in the sandbox, which is running, and creates the folder. Needs the transition lock.
 func (b *liveSandbox) mountNow(ctx context.Context, m Mount) error {
 	ctx, cancel := context.WithTimeout(ctx, mountWait)
 	defer cancel()
@@ -231,7 +239,7 @@ func (b *liveSandbox) mountNow(ctx context.Context, m Mount) error {
 	return b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m)
 }
 
-// unmountNow removes a mount if the sandbox has a container that runs or is frozen.
+// unmountNow removes a mount if the sandbox has a container that runs or is frozen. Needs the transition lock.
 func (b *liveSandbox) unmountNow(ctx context.Context, path string) error {
 	pid := int(b.pid.Load())
 	if pid == 0 {
