@@ -160,11 +160,13 @@ func failure(r *guest.ExecResult, m *messages, stdout []byte) error {
 		return nil
 	}
 	e := newError(m.text, string(stdout[:min(len(stdout), maxMessages)]))
-	if e.Message == "" {
+	switch {
+	case r.Signal != "" && e.Message != "":
+		e.Message += "; git was ended by " + r.Signal
+	case r.Signal != "":
+		e.Message = "git was ended by " + r.Signal
+	case e.Message == "":
 		e.Message = fmt.Sprintf("git exited with code %d and printed no error", r.ExitCode)
-		if r.Signal != "" {
-			e.Message = "git was ended by " + r.Signal
-		}
 	}
 	return e
 }

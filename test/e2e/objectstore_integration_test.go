@@ -284,7 +284,7 @@ func testBackupCommands(t *testing.T, n *backupNode) {
 		t.Errorf("the restored sandbox has %q", got)
 	}
 	second := strings.TrimSpace(n.cli(t, "backup", "create", "shop", "--keep-last", "1"))
-	if out := n.cli(t, "backup", "ls", "shop"); !regexp.MustCompile(`^ID .*\n` + second + ` +shop +base +\d+s +\d+\.\d KiB +\d+\.\d KiB +\S+\n$`).MatchString(out) {
+	if out := n.cli(t, "backup", "ls", "shop"); !regexp.MustCompile(`^ID .*\n` + second + ` +shop +base +\d+s +\d+\.\d KiB +\d+\.\d KiB +\S+ +/\n$`).MatchString(out) {
 		t.Errorf("ls printed %s", out)
 	}
 	if out := n.cli(t, "backup", "rm", second); out != second+"  deleted\n" {
