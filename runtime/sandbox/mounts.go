@@ -110,7 +110,7 @@ func (m *Manager) Mount(ctx context.Context, id ID, mount Mount) (Mount, error) 
 	}
 	if err := b.mountNow(ctx, mount); err != nil {
 		b.change(func(sb *Sandbox) { sb.Mounts = withoutMount(sb.Mounts, mount.Path) })
-		return Mount{}, errors.Join(err, b.save(ctx))
+		return Mount{}, errors.Join(err, b.save(context.WithoutCancel(ctx)))
 	}
 	b.emit(Event{Type: EventMounted, Bucket: mount.Bucket, Path: mount.Path})
 	return mount, nil
@@ -142,7 +142,7 @@ func (m *Manager) Unmount(ctx context.Context, id ID, path string) error {
 	}
 	if err := b.unmountNow(ctx, path); err != nil {
 		b.change(func(sb *Sandbox) { sb.Mounts = withMount(sb.Mounts, mount) })
-		return errors.Join(err, b.save(ctx))
+		return errors.Join(err, b.save(context.WithoutCancel(ctx)))
 	}
 	b.emit(Event{Type: EventUnmounted, Bucket: mount.Bucket, Path: mount.Path})
 	return nil
@@ -174,7 +174,7 @@ func isBelow(path, folder string) bool { return strings.HasPrefix(path, folder+"
 
 func (m *Manager) validateMount(mount Mount) error {
 	if names := m.deps.Buckets.Names(); !slices.Contains(names, mount.Bucket) {
-		want := "configure one with buckets"
+		want := "configure one with bucket in the Caddyfile"
 		if len(names) > 0 {
 			want = "use " + strings.Join(names, ", ")
 		}
@@ -231,7 +231,7 @@ func withoutMount(mounts []Mount, path string) []Mount {
 
 // mountNow mounts a bucket in the sandbox, which is running, and creates the folder. Needs the transition lock.
 func (b *liveSandbox) mountNow(ctx context.Context, m Mount) error {
-	ctx, cancel := context.WithTimeout(ctx, mountWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mountWait) // it ends, also without its client
 	defer cancel()
 	if _, err := b.guest.Mkdir(ctx, m.Path, 0o755); err != nil {
 		return fmt.Errorf("%w: create the folder %s: %w", ErrNoMountPoint, m.Path, err)
@@ -245,7 +245,7 @@ func (b *liveSandbox) unmountNow(ctx context.Context, path string) error {
 	if pid == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, mountWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mountWait)
 	defer cancel()
 	return b.m.deps.Buckets.Unmount(ctx, b.id, pid, path)
 }

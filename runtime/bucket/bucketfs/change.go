@@ -146,6 +146,13 @@ func (m *mount) rename(ctx context.Context, from, to string, o object) error {
 		return err
 	}
 	defer unlockTarget()
+	if f == nil { // it may have been uploaded and released since checkRename
+		if o, err = m.store.stat(ctx, from); isNotFound(err) {
+			return syscall.ENOENT
+		} else if err != nil {
+			return err
+		}
+	}
 	copied, stored, err := m.copyTo(ctx, f, from, o, to)
 	if err != nil {
 		return err
@@ -153,6 +160,7 @@ func (m *mount) rename(ctx context.Context, from, to string, o object) error {
 	m.removeNode(to)
 	if stored {
 		if err := m.store.delete(ctx, from); err != nil {
+			f.markDirty()
 			return err
 		}
 	}
@@ -163,6 +171,18 @@ func (m *mount) rename(ctx context.Context, from, to string, o object) error {
 		m.retainFolder(ctx, parentOf(from))
 	}
 	return nil
+}
+
+// markDirty marks a local file, which was uploaded to another key, as not uploaded to its own. f may be nil.
+func (f *file) markDirty() {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.scratch != nil {
+		f.written++
+	}
 }
 
 // copyTo creates the object at the new key, and reports whether there may be one at the old key.

@@ -47,6 +47,27 @@ func TestFailedUploadIsAnErrorOfCloseAndIsRetriedBySync(t *testing.T) {
 	}
 }
 
+// The file retains its old name, and its content belongs to that name.
+func TestFailedDeletionOfARenameLosesNothing(t *testing.T) {
+	r := newRig(t)
+	r.put("a", "old")
+	f, err := os.OpenFile(r.path("a"), os.O_WRONLY|os.O_TRUNC, 0)
+	testkit.NoError(t, "open", err)
+	_, err = f.WriteString("new")
+	testkit.NoError(t, "write", err)
+	r.s3.Fail(func(req *http.Request) s3test.Fault {
+		if req.Method == http.MethodDelete {
+			return s3test.Fault{Status: http.StatusForbidden}
+		}
+		return s3test.Fault{}
+	})
+	r.wantErrno("rename", os.Rename(r.path("a"), r.path("b")), syscall.EACCES)
+	r.s3.Fail(nil)
+	testkit.NoError(t, "close", f.Close())
+	r.wantObject("a", "new")
+	r.wantObject("b", "new")
+}
+
 func TestBriefFailuresAreRetried(t *testing.T) {
 	r := newRig(t)
 	var n atomic.Int64

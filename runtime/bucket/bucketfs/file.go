@@ -15,6 +15,7 @@ type file struct {
 
 	mu       sync.Mutex
 	handles  int
+	closing  int    // handles that are being released
 	base     object // the object in the bucket
 	stored   bool   // base exists
 	tried    bool   // an upload may have created the object

@@ -158,7 +158,8 @@ func (m *mount) releaseHandle(id uint64) {
 	h.reader.close()
 	f := h.file
 	f.mu.Lock()
-	upload := f.handles == 1 && f.dirty()
+	f.closing++
+	upload := f.closing == f.handles && f.dirty()
 	f.mu.Unlock()
 	if upload {
 		if err := m.upload(m.ctx, h.node, f); err != nil {
@@ -169,7 +170,7 @@ func (m *mount) releaseHandle(id uint64) {
 	defer m.mu.Unlock()
 	delete(m.handles, id)
 	f.mu.Lock()
-	f.handles--
+	f.handles, f.closing = f.handles-1, f.closing-1
 	f.mu.Unlock()
 	m.dropFile(h.node)
 }
@@ -199,7 +200,7 @@ func (m *mount) dropFile(n *node) {
 }
 
 // Flush implements fuse.RawFileSystem. It is called for each close(2) of a descriptor.
-func (m *mount) Flush(interrupt <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+func (m *mount) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	h := m.handle(in.Fh)
 	if h == nil {
 		return fuse.EBADF
@@ -207,26 +208,21 @@ func (m *mount) Flush(interrupt <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if !h.writes {
 		return fuse.OK
 	}
-	return m.sync(interrupt, h)
+	return m.sync(h)
 }
 
 // Fsync implements fuse.RawFileSystem.
-func (m *mount) Fsync(interrupt <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+func (m *mount) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	h := m.handle(in.Fh)
 	if h == nil {
 		return fuse.EBADF
 	}
-	return m.sync(interrupt, h)
+	return m.sync(h)
 }
 
-func (m *mount) sync(interrupt <-chan struct{}, h *handle) fuse.Status {
-	if !h.file.isDirty() {
-		return fuse.OK
-	}
-	ctx, cancel := m.operation(interrupt)
-	defer cancel()
-	return status(ctx, m.upload(ctx, h.node, h.file))
-}
+// sync uploads a file. An interrupt does not end it: signals and the freeze of a sandbox interrupt requests, too, and
+// programs do not expect EINTR of close(2).
+func (m *mount) sync(h *handle) fuse.Status { return status(m.ctx, m.upload(m.ctx, h.node, h.file)) }
 
 // upload uploads a file if it is dirty. If it fails, the file stays dirty.
 func (m *mount) upload(ctx context.Context, n *node, f *file) error {

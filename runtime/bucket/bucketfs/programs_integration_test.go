@@ -36,6 +36,21 @@ cp -a src copy && mv copy moved && test "$(cat moved/a)" = a && test ! -e copy &
 	r.run("sh", "-ec", `! ln -s src link && ! ln src/a hard && touch -d 2001-01-01 src/a && chown 0:0 src/a && df . >/dev/null`)
 }
 
+// A rename directly after the close comes while the kernel releases the file.
+func TestRenameAfterACloseRetainsTheContent(t *testing.T) {
+	r := newRig(t)
+	for i := range 30 {
+		r.write("temporary", fmt.Sprint("version ", i))
+		testkit.NoError(t, "rename", os.Rename(r.path("temporary"), r.path("file")))
+		f, err := os.OpenFile(r.path("file"), os.O_WRONLY|os.O_APPEND, 0)
+		testkit.NoError(t, "open", err)
+		_, err = f.WriteString("+")
+		testkit.NoError(t, "append", err)
+		testkit.NoError(t, "close", f.Close())
+		r.wantObject("file", fmt.Sprint("version ", i, "+"))
+	}
+}
+
 func TestSharedMappingIsUploaded(t *testing.T) {
 	r := newRig(t)
 	r.put("file", strings.Repeat("a", 10000))

@@ -80,15 +80,20 @@ func (s *scratchFile) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// writeAt extends the file as necessary.
+// writeAt extends the file as necessary, but not beyond the bytes that it has written.
 func (s *scratchFile) writeAt(p []byte, off int64) (int, error) {
-	if end := off + int64(len(p)); end > s.size {
-		if err := s.scratch.reserve(end - s.size); err != nil {
-			return 0, err
-		}
-		s.size = end
+	reserved := max(off+int64(len(p))-s.size, 0)
+	if err := s.scratch.reserve(reserved); err != nil {
+		return 0, err
 	}
-	return s.f.WriteAt(p, off)
+	n, err := s.f.WriteAt(p, off)
+	var grown int64
+	if n > 0 {
+		grown = max(off+int64(n)-s.size, 0)
+	}
+	s.size += grown
+	_ = s.scratch.reserve(grown - reserved) // a negative number: it succeeds
+	return n, err
 }
 
 // truncate sets the size.

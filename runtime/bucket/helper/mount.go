@@ -18,6 +18,8 @@ const (
 	device = "/dev/fuse"
 	// subtype distinguishes the mounts of this helper, whose type is fuse.doze-bucket, from others in the sandbox.
 	subtype = "doze-bucket"
+	// maxSource is the kernel's limit of a value of fsconfig(2) in bytes.
+	maxSource = 255
 )
 
 // create creates a mount that is not attached, for an open /dev/fuse. source is what mount(8) shows in the sandbox.
@@ -28,6 +30,7 @@ func create(dev *os.File, source string, readOnly bool) (*os.File, error) {
 		return nil, os.NewSyscallError("fsopen", err)
 	}
 	defer unix.Close(fd)
+	source = source[:min(len(source), maxSource)]
 	options := append(bucketfs.MountOptions(), "source="+source, "subtype="+subtype, fmt.Sprintf("fd=%d", dev.Fd()),
 		fmt.Sprintf("rootmode=%o", unix.S_IFDIR), fmt.Sprintf("user_id=%d", os.Geteuid()), fmt.Sprintf("group_id=%d", os.Getegid()))
 	for _, option := range options {
