@@ -284,7 +284,7 @@ var (
 	ObjectStoreRequired = define(API, "object_store_required", http.StatusNotImplemented, "No object store",
 		"The node has no object store for backups. The operator configures one with `backups` in the Caddyfile.")
 	ObjectStoreFailed = define(API, "object_store_failed", http.StatusBadGateway, "Object store failed",
-		"The object store cannot be reached, refuses the node's credentials, does not have the bucket, or has a repository with another password. `detail` names which of these, and the option of `backups` or `buckets` in the Caddyfile to check. Nothing has changed.")
+		"The object store cannot be reached, refuses the node's credentials, does not have the bucket, or has a repository with another password. `detail` names which of these, and the option of `backups` or `bucket` in the Caddyfile to check. Nothing has changed.")
 	StreamLimitExceeded = define(API, "stream_limit_exceeded", http.StatusServiceUnavailable, "Too many streams",
 		"1,024 streams are open on the node.", retryAfter(5))
 	CallLimitExceeded = define(API, "call_limit_exceeded", http.StatusServiceUnavailable, "Too many calls",

@@ -15,7 +15,7 @@ func (a *app) mountCommand() *cobra.Command {
 		Use:   "mount",
 		Short: "Mount buckets of object stores in sandboxes",
 		Long: `Mount buckets of object stores as folders of sandboxes. The operator configures the buckets,
-with their credentials, in blocks buckets in the Caddyfile; sandboxes have no credentials.`,
+with their credentials, with bucket in the Caddyfile; sandboxes have no credentials.`,
 		Example: `  doze mount add shop datasets/images /data --read-only
   doze mount ls shop
   doze mount rm shop /data`,
