@@ -150,6 +150,28 @@ func TestOperationsHaveTheEffectsOfALocalFileSystem(t *testing.T) {
 	}
 }
 
+func TestConcurrentRandomReadsOfOneHandle(t *testing.T) {
+	r := newRig(t)
+	content := random(12 << 20)
+	r.put("file", content)
+	f, err := os.Open(r.path("file"))
+	testkit.NoError(t, "open", err)
+	defer f.Close()
+	var readers sync.WaitGroup
+	for i := range 8 {
+		readers.Go(func() {
+			offsets, b := rand.New(rand.NewPCG(uint64(i), 1)), make([]byte, 10_000)
+			for range 20 {
+				off := offsets.Int64N(int64(len(content) - len(b)))
+				if _, err := f.ReadAt(b, off); err != nil || string(b) != content[off:off+int64(len(b))] {
+					t.Errorf("at %d: %v", off, err)
+				}
+			}
+		})
+	}
+	readers.Wait()
+}
+
 func TestConcurrentWriters(t *testing.T) {
 	r := newRig(t)
 	var writers sync.WaitGroup

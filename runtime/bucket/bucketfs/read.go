@@ -66,13 +66,13 @@ func (r *reader) read(ctx context.Context, m *mount, key string, o object, p []b
 		if err != nil {
 			return err
 		}
-		if s == nil { // no memory for read-ahead
+		if s == nil { // no memory for read-ahead, or another read needs the stream
 			return m.readDirect(ctx, key, o, p, off)
 		}
 		n, err := s.read(ctx, p, off)
 		s.unpin()
-		if err == errMissed {
-			continue // another read has moved the window
+		if err == errMissed { // another read has moved the window
+			return m.readDirect(ctx, key, o, p, off)
 		}
 		if err != nil {
 			return err
@@ -94,6 +94,13 @@ func (r *reader) streamAt(all *streams, key string, o object, off, n int64) (*st
 		r.next = max(r.next, off+n)
 		return r.stream, nil
 	}
+	if r.stream != nil {
+		if _, pinned := r.stream.usage(); pinned {
+			return nil, nil // concurrent reads that replaced each other's stream would make no progress
+		}
+		all.remove(r.stream)
+		r.stream = nil
+	}
 	end := o.size
 	switch {
 	case off == 0:
@@ -102,9 +109,6 @@ func (r *reader) streamAt(all *streams, key string, o object, off, n int64) (*st
 		end = min(o.size, off+max(n, randomRead))
 	}
 	r.next = off + n
-	if r.stream != nil {
-		all.remove(r.stream)
-	}
 	r.stream = all.add(key, o, off, end)
 	return r.stream, nil
 }
