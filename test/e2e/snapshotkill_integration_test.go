@@ -141,6 +141,7 @@ func TestKilledNodeLeavesWholeSnapshots(t *testing.T) {
 			began := time.Now()
 			ended.Go(func() { err = o.run(testkit.Context(t), n, b) })
 			if moment > 0 {
+				// Chooses the moment of the kill; the checks hold for each.
 				time.Sleep(took * time.Duration(moment) / (moments + 1))
 				b.must(n.Kill())
 			}

@@ -27,7 +27,7 @@ type folderHandle struct {
 	first   uint64  // the offset of entries[0]
 	token   string  // of the next page
 	last    string  // the last listed key, by which progress is checked
-	end     bool    // there is no further page
+	end     bool    // the object store has returned the last page
 	local   []entry // local files that the list has not contained yet
 	pending []entry // objects that a folder may follow: see hold
 }
