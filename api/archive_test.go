@@ -145,7 +145,7 @@ func TestFailedArchiveHasACode(t *testing.T) {
 	s.node.Engine.Write(sandbox.ID(id), "f", "content")
 	s.node.Backups.FailOnce("create", &sandbox.ObjectStoreError{Failure: sandbox.ObjectStoreDenied, Err: errors.New("access denied")})
 	s.refused(problem.ObjectStoreFailed, "POST", "/sandbox/shop/archive", map[string]any{})
-	s.node.Backups.FailOnce("list", fmt.Errorf("%w (10000)", sandbox.ErrTooManyBackups))
+	s.node.Backups.FailOnce("create", fmt.Errorf("%w (10000)", sandbox.ErrTooManyBackups))
 	s.refused(problem.BackupLimitExceeded, "POST", "/sandbox/shop/archive", map[string]any{})
 	s.node.Backups.FailOnce("create", fmt.Errorf(`%w: "a/b" has too many entries`, sandbox.ErrBackupUnsupported))
 	s.refused(problem.BackupUnsupported, "POST", "/sandbox/shop/archive", map[string]any{})

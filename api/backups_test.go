@@ -403,7 +403,7 @@ func TestFailuresOfTheObjectStoreHaveCodes(t *testing.T) {
 			stream.expectEnd()
 		}
 		checkStream("create", "/sandbox/shop/backup", map[string]any{})
-		checkStream("list", "/sandbox/shop/backup", map[string]any{})
+		checkStream("capture", "/sandbox/shop/backup", map[string]any{})
 		checkStream("restore", "/sandbox/shop/restore", map[string]any{"backup_id": b})
 		check("list", "GET", "/backups", nil)
 		check("list", "GET", "/sandbox/shop/backups", nil)
@@ -430,7 +430,7 @@ func TestEveryFailureOfAnObjectStoreIsMapped(t *testing.T) {
 func TestOtherRefusalsOfBackupsHaveCodes(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("shop")
-	s.node.Backups.FailOnce("list", fmt.Errorf("%w (10000)", sandbox.ErrTooManyBackups))
+	s.node.Backups.FailOnce("create", fmt.Errorf("%w (10000)", sandbox.ErrTooManyBackups))
 	if p := s.refused(problem.BackupLimitExceeded, "POST", "/sandbox/shop/backup", map[string]any{}); !strings.Contains(p.Detail, "keep_last") {
 		t.Errorf("the detail is %q", p.Detail)
 	}

@@ -38,7 +38,7 @@ type CreateBackupRequest struct {
 type BackupPhase string
 
 const (
-	BackupPhaseSnapshot BackupPhase = "snapshot" // the disk is copied on the node
+	BackupPhaseSnapshot BackupPhase = "snapshot" // a temporary snapshot is made
 	BackupPhaseUpload   BackupPhase = "upload"
 	BackupPhaseDownload BackupPhase = "download"
 )

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -120,7 +121,7 @@ func (c *Client) maintain() {
 func (c *Client) Maintain(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, maintenanceLimit)
 	defer cancel()
-	_, err := c.run(ctx, c.queries, wire.Request{Operation: wire.Maintain}, nil)
+	_, err := c.run(ctx, c.queries, wire.Request{Operation: wire.Maintain}, nil, nil)
 	return err
 }
 
@@ -151,14 +152,56 @@ func (c *Client) Create(ctx context.Context, b sandbox.Backup, snapshot sandbox.
 		return sandbox.Backup{}, err
 	}
 	b.Layers = layers.Image
-	text, err := json.Marshal(record{b, formatOf(b)})
+	request := createRequest(b, layers)
+	if request.Record, err = recordOf(b); err != nil {
+		return sandbox.Backup{}, err
+	}
+	return c.create(ctx, b, request, progress, nil)
+}
+
+// CreateRunning implements sandbox.Backups.
+func (c *Client) CreateRunning(ctx context.Context, b sandbox.Backup, stop sandbox.StopPrograms, progress func(sandbox.BackupProgress)) (sandbox.Backup, error) {
+	layers, err := c.cfg.Disks.DiskLayers(ctx, b.Sandbox)
 	if err != nil {
 		return sandbox.Backup{}, err
 	}
-	result, err := c.run(ctx, c.transfers, wire.Request{
-		Operation: wire.Create, Owner: b.Owner, IDs: []string{string(b.ID)}, Sandbox: string(b.Sandbox), Time: b.CreatedAt, Record: text, Layers: layers.Folders, Below: layers.Below,
+	request := createRequest(b, layers)
+	request.Running = true
+	created, err := c.create(ctx, b, request, progress, func(ctx context.Context, capture func(context.Context) error) (json.RawMessage, error) {
+		frozen, origin, err := stop(ctx, func(ctx context.Context) error {
+			if now, err := c.cfg.Disks.DiskLayers(ctx, b.Sandbox); err != nil {
+				return err
+			} else if !slices.Equal(now.Folders, layers.Folders) {
+				return fmt.Errorf("the sandbox has another disk: %w", sandbox.ErrNeedsSnapshot)
+			}
+			return capture(ctx)
+		})
+		if err != nil {
+			return nil, err
+		}
+		b.Frozen, b.Origin, b.Layers = frozen, origin, layers.Image
+		return recordOf(b)
+	})
+	if err != nil {
+		return sandbox.Backup{}, err
+	}
+	created.Frozen, created.Origin, created.Layers = b.Frozen, b.Origin, b.Layers
+	return created, nil
+}
+
+// createRequest returns the request for a backup without its record.
+func createRequest(b sandbox.Backup, layers disk.Layers) wire.Request {
+	return wire.Request{
+		Operation: wire.Create, Owner: b.Owner, IDs: []string{string(b.ID)}, Limit: sandbox.MaxBackups, Sandbox: string(b.Sandbox), Time: b.CreatedAt, Layers: layers.Folders, Below: layers.Below,
 		Paths: b.Paths, Shift: uint32(podman.MappedIDs.HostID - podman.MappedIDs.ContainerID), Excludes: b.Excludes, Gitignore: b.Gitignore,
-	}, report(progress, sandbox.BackupUpload))
+	}
+}
+
+func recordOf(b sandbox.Backup) (json.RawMessage, error) { return json.Marshal(record{b, formatOf(b)}) }
+
+// create runs a request to create the backup b, and returns b with its size and duration.
+func (c *Client) create(ctx context.Context, b sandbox.Backup, request wire.Request, progress func(sandbox.BackupProgress), stop stopPrograms) (sandbox.Backup, error) {
+	result, err := c.run(ctx, c.transfers, request, report(progress, sandbox.BackupUpload), stop)
 	if err != nil {
 		return sandbox.Backup{}, fmt.Errorf("back up sandbox %s: %w", b.Sandbox, err)
 	}
@@ -204,7 +247,7 @@ func (c *Client) Download(ctx context.Context, b sandbox.Backup, snapshot sandbo
 	if err != nil {
 		return sandbox.DiskUsage{}, err
 	}
-	result, err := c.run(ctx, c.transfers, wire.Request{Operation: wire.Restore, IDs: []string{string(b.ID)}, Target: target}, report(progress, sandbox.BackupDownload))
+	result, err := c.run(ctx, c.transfers, wire.Request{Operation: wire.Restore, IDs: []string{string(b.ID)}, Target: target}, report(progress, sandbox.BackupDownload), nil)
 	if err != nil {
 		return sandbox.DiskUsage{}, fmt.Errorf("restore backup %s: %w", b.ID, err)
 	}
@@ -263,7 +306,7 @@ func (c *Client) Delete(ctx context.Context, ids []sandbox.BackupID) error {
 func (c *Client) query(ctx context.Context, request wire.Request) (wire.Result, error) {
 	limited, cancel := context.WithTimeout(ctx, queryLimit)
 	defer cancel()
-	result, err := c.run(limited, c.queries, request, nil)
+	result, err := c.run(limited, c.queries, request, nil, nil)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		err = &sandbox.ObjectStoreError{Failure: sandbox.ObjectStoreUnreachable, Err: fmt.Errorf("no response within %s", queryLimit)}
 	}

@@ -19,9 +19,12 @@ import (
 // stopLimit is how long the helper may take to exit after its operation is canceled, before it is killed.
 const stopLimit = 5 * time.Second
 
-// run runs the helper with a request, and returns its result. progress may be nil. When ctx ends, run stops the
-// helper, and returns when the helper has exited.
-func (c *Client) run(ctx context.Context, limit *semaphore.Weighted, request wire.Request, progress func(wire.Progress)) (wire.Result, error) {
+// stopPrograms stops the programs of a sandbox, calls capture, and returns the record of the backup.
+type stopPrograms func(ctx context.Context, capture func(context.Context) error) (json.RawMessage, error)
+
+// run runs the helper with a request, and returns its result. progress may be nil. For a request with Running, run
+// calls stop once. When ctx ends, run stops the helper, and returns when the helper has exited.
+func (c *Client) run(ctx context.Context, limit *semaphore.Weighted, request wire.Request, progress func(wire.Progress), stop stopPrograms) (wire.Result, error) {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -40,27 +43,30 @@ func (c *Client) run(ctx context.Context, limit *semaphore.Weighted, request wir
 	if err := c.complete(&request); err != nil {
 		return wire.Result{}, err
 	}
-	text, err := json.Marshal(request)
-	if err != nil {
-		return wire.Result{}, err
-	}
 	userNS, err := netns.UserNamespace(ctx, c.cfg.NetnsHelper)
 	if err != nil {
 		return wire.Result{}, fmt.Errorf("%w: start the backup helper: %w", sandbox.ErrEngineDown, err)
 	}
 	defer userNS.Close()
-	p := process{cmd: netns.Command(context.WithoutCancel(ctx), userNS, c.cfg.Helper, "run")} // it ends with its input
+	p := process{cmd: netns.Command(context.WithoutCancel(ctx), userNS, c.cfg.Helper, "run"), progress: progress, stop: stop} // it ends with its input
 	p.cmd.Stderr = &p.message
-	return p.run(ctx, text, progress)
+	return p.run(ctx, request)
 }
 
 // process is a running helper.
 type process struct {
-	cmd     *exec.Cmd
-	message netns.ErrorOutput
+	cmd      *exec.Cmd
+	message  netns.ErrorOutput
+	progress func(wire.Progress) // may be nil
+	stop     stopPrograms
+
+	in  *json.Encoder
+	out *json.Decoder
+	// last is the last progress.
+	last wire.Progress
 }
 
-func (p *process) run(ctx context.Context, request []byte, progress func(wire.Progress)) (wire.Result, error) {
+func (p *process) run(ctx context.Context, request wire.Request) (wire.Result, error) {
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
 		return wire.Result{}, err
@@ -78,11 +84,12 @@ func (p *process) run(ctx context.Context, request []byte, progress func(wire.Pr
 		time.AfterFunc(stopLimit, func() { _ = p.cmd.Process.Kill() })
 	})
 	defer stop()
-	_, werr := in.Write(request)
-	result, err := read(out, progress)
+	p.in, p.out = json.NewEncoder(in), json.NewDecoder(out)
+	werr := p.in.Encode(request)
+	result, err := p.read(ctx)
 	in.Close()
 	_, _ = io.Copy(io.Discard, out) // until the helper exits
-	if failed := p.cmd.Wait(); err == nil && result == nil {
+	if failed := p.cmd.Wait(); errors.Is(err, errNoMessage) {
 		err = fmt.Errorf("the backup helper ended without a result: %v: %s", errors.Join(failed, werr), &p.message)
 	}
 	if err != nil {
@@ -91,31 +98,76 @@ func (p *process) run(ctx context.Context, request []byte, progress func(wire.Pr
 		}
 		return wire.Result{}, err
 	}
-	return *result, nil
+	return result, nil
 }
 
-// read reads messages until the result, which is nil if there is none.
-func read(out io.Reader, progress func(wire.Progress)) (*wire.Result, error) {
-	var last wire.Progress
-	for messages := json.NewDecoder(out); ; {
+// errNoMessage: the helper has exited, or has written something that is not a message.
+var errNoMessage = errors.New("no message from the backup helper")
+
+// next returns the next message that is not progress. It returns the failure of a message with an Error.
+func (p *process) next() (wire.Message, error) {
+	for {
 		var m wire.Message
-		if err := messages.Decode(&m); err != nil {
-			return nil, nil // the caller reports the exit status and the error output
+		if err := p.out.Decode(&m); err != nil {
+			return m, errNoMessage
 		}
-		switch {
-		case m.Error != nil:
-			return nil, failure(m.Error)
-		case m.Result != nil:
-			if progress != nil {
-				last.Done = last.Total
-				progress(last)
-			}
-			return m.Result, nil
-		case m.Progress != nil && progress != nil:
-			last = *m.Progress
-			progress(last)
+		if m.Error != nil {
+			return m, failure(m.Error)
+		}
+		if m.Progress == nil {
+			return m, nil
+		}
+		p.last = *m.Progress
+		p.passOn()
+	}
+}
+
+func (p *process) passOn() {
+	if p.progress != nil {
+		p.progress(p.last)
+	}
+}
+
+// read reads messages until the result.
+func (p *process) read(ctx context.Context) (wire.Result, error) {
+	m, err := p.next()
+	if err == nil && m.Ready {
+		if err = p.capture(ctx); err == nil {
+			m, err = p.next()
 		}
 	}
+	if err == nil && m.Result == nil {
+		err = errNoMessage
+	}
+	if err != nil {
+		return wire.Result{}, err
+	}
+	p.last.Done = p.last.Total
+	p.passOn()
+	return *m.Result, nil
+}
+
+// capture stops the programs of the sandbox while the helper captures the disk.
+func (p *process) capture(ctx context.Context) error {
+	record, err := p.stop(ctx, func(ctx context.Context) error {
+		ended := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() }) // the programs must not wait for it
+		defer ended()
+		if err := p.in.Encode(wire.Order{}); err != nil {
+			return errNoMessage
+		}
+		m, err := p.next()
+		if err == nil && !m.Captured {
+			err = errNoMessage
+		}
+		if err != nil && ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return err
+	})
+	if err == nil && p.in.Encode(wire.Order{Record: record}) != nil {
+		err = errNoMessage
+	}
+	return err
 }
 
 // failure converts a failure that the helper reported.
@@ -134,6 +186,10 @@ func failure(e *wire.Error) error {
 		return &sandbox.InvalidError{Field: "paths", Reason: e.Message, Want: "name files and folders that exist in the sandbox"}
 	case wire.Full:
 		return fmt.Errorf("%w: %w", sandbox.ErrStoreFull, e)
+	case wire.Limit:
+		return fmt.Errorf("%w (%d)", sandbox.ErrTooManyBackups, sandbox.MaxBackups)
+	case wire.TooMany:
+		return fmt.Errorf("%w: %w", sandbox.ErrNeedsSnapshot, e)
 	case wire.Unsupported:
 		return fmt.Errorf("%w: %w", sandbox.ErrBackupUnsupported, e)
 	}

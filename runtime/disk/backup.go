@@ -15,10 +15,10 @@ var ErrNoImage = errors.New("image not found")
 // ErrNotFolder means that Overlay would replace an entry that is not at one of its paths. Errors wrap it.
 var ErrNotFolder = errors.New("not a folder")
 
-// Layers describes the disk of a snapshot.
+// Layers describes the disk of a snapshot or of a container.
 type Layers struct {
 	// Folders of the layers above the image, highest first. Their files have the user ids of Podman's
-	// user namespace, and do not change.
+	// user namespace. The files of snapshots do not change.
 	Folders []string
 	// Below are the folders of the image's layers, highest first.
 	Below []string
@@ -29,6 +29,13 @@ type Layers struct {
 // Layers returns the layers of a snapshot.
 func (c *Client) Layers(ctx context.Context, snapshot sandbox.SnapshotID) (Layers, error) {
 	reply, err := c.call(ctx, "Layers", "", snapshot)
+	return Layers{Folders: reply.Folders, Below: reply.ImageFolders, Image: reply.Image}, err
+}
+
+// DiskLayers returns the layers of the disk of a container. The first of its folders has the files that its programs
+// change.
+func (c *Client) DiskLayers(ctx context.Context, id sandbox.ID) (Layers, error) {
+	reply, err := c.call(ctx, "DiskLayers", id, "")
 	return Layers{Folders: reply.Folders, Below: reply.ImageFolders, Image: reply.Image}, err
 }
 

@@ -38,7 +38,7 @@ type Backup struct {
 type BackupPhase string
 
 const (
-	BackupSnapshot BackupPhase = "snapshot" // the disk is copied on the node
+	BackupSnapshot BackupPhase = "snapshot" // a temporary snapshot is made
 	BackupUpload   BackupPhase = "upload"
 	BackupDownload BackupPhase = "download"
 )
@@ -55,8 +55,14 @@ type Backups interface {
 	// Create stores a snapshot without its image, and returns b with Usage, Stored, Layers and Duration, the
 	// time since CreatedAt. The backup is complete in the object store when Create returns. progress is
 	// called a few times per second, never concurrently. The caller must prevent the deletion of the
-	// snapshot until Create returns. If one of b.Paths does not exist, Create returns *InvalidError.
+	// snapshot until Create returns. If one of b.Paths does not exist, Create returns *InvalidError. If the owner has
+	// MaxBackups, Create returns ErrTooManyBackups (wrapped).
 	Create(ctx context.Context, b Backup, snapshot SnapshotID, progress func(BackupProgress)) (Backup, error)
+	// CreateRunning is Create for the disk of the sandbox b.Sandbox, whose programs run. It reads the disk, then calls
+	// stop once, and then stores what has changed. The caller must prevent the deletion of the snapshots that the disk is
+	// based on until CreateRunning returns. It returns the error of stop if that fails. If it cannot read the disk in
+	// this way, it returns ErrNeedsSnapshot (wrapped).
+	CreateRunning(ctx context.Context, b Backup, stop StopPrograms, progress func(BackupProgress)) (Backup, error)
 	// Restore creates a snapshot from a backup that is not partial. The snapshot is durable when Restore returns. The snapshot is based on the image of the backup. If the node does
 	// not have that image, Restore uses the image that has its name now if anyImage is true, and returns
 	// *ImageMismatchError otherwise. If the disk is full, Restore returns ErrStoreFull (wrapped). After an
@@ -76,6 +82,10 @@ type Backups interface {
 	// It does not contact the object store, and takes at most a second.
 	CacheBytes(ctx context.Context) (int64, error)
 }
+
+// StopPrograms stops the programs of a sandbox while it calls capture, and returns how long they did not run, and the
+// settings of the sandbox then. It returns the error of capture.
+type StopPrograms func(ctx context.Context, capture func(context.Context) error) (frozen Duration, origin Sandbox, err error)
 
 // ObjectStoreFailure is the kind of an ObjectStoreError.
 type ObjectStoreFailure string
@@ -116,13 +126,15 @@ var (
 	ErrBackupInUse = errors.New("backup has the disk of an archived sandbox")
 	// ErrBackupUnsupported means that a backup cannot represent the disk.
 	ErrBackupUnsupported = errors.New("disk cannot be backed up")
-	// ErrTooManyBackups means that the owner has maxBackups backups.
+	// ErrNeedsSnapshot means that only a snapshot of the sandbox can be backed up.
+	ErrNeedsSnapshot = errors.New("only a snapshot of the sandbox can be backed up")
+	// ErrTooManyBackups means that the owner has MaxBackups.
 	ErrTooManyBackups = errors.New("too many backups")
 )
 
 const (
-	// maxBackups is the maximum number of backups of an owner. Beyond it, Backup returns ErrTooManyBackups.
-	maxBackups = 10_000
+	// MaxBackups is the maximum number of backups of an owner. Beyond it, Backup returns ErrTooManyBackups.
+	MaxBackups = 10_000
 	// backupTimeout bounds one backup or one restore. 100 GB need 1.2 MB/s. It must not exceed the 24 hours for which
 	// maintenance of the repository keeps content that no backup has yet.
 	backupTimeout = 24 * time.Hour
@@ -180,27 +192,26 @@ func (m *Manager) Backup(ctx context.Context, id ID, req BackupRequest, progress
 	return backup, nil
 }
 
-// backUp stores a part of the disk in the object store, from a temporary snapshot if the disk has changes.
+// backUp stores a part of the disk in the object store, and returns the snapshot that was stored: a temporary one if the
+// disk has changes, or none if programs run.
 func (b *liveSandbox) backUp(ctx context.Context, part BackupSelection, progress func(BackupProgress)) (Backup, SnapshotID, error) {
 	m := b.m
 	owner := b.view.Load().Owner
-	list, err := m.deps.Backups.List(ctx, owner) // before the copy, to detect a failing object store early
-	if err != nil {
-		return Backup{}, "", err
-	}
-	if len(list) >= maxBackups {
-		return Backup{}, "", fmt.Errorf("%w (%d)", ErrTooManyBackups, maxBackups)
-	}
 	if err := b.retrieve(ctx); err != nil {
 		return Backup{}, "", err
 	}
 	backup := Backup{ID: BackupID(NewID()), Owner: owner, Sandbox: b.id, CreatedAt: time.Now().UTC(), BackupSelection: part}
-	if base, ok := b.pinBase(); ok {
+	if base, ok := b.pinUnchanged(); ok {
 		defer m.unpinSnapshot(base)
 		sb := b.sandbox()
 		backup.Origin = sb.template()
-		backup, err = m.deps.Backups.Create(ctx, backup, base, progress)
+		backup, err := m.deps.Backups.Create(ctx, backup, base, progress)
 		return backup, base, err
+	}
+	if state := b.state(); state == StateRunning || state == StateAsleep {
+		if backup, err := b.backUpRunning(ctx, backup, progress); !errors.Is(err, ErrNeedsSnapshot) {
+			return backup, "", err
+		}
 	}
 	progress(BackupProgress{Phase: BackupSnapshot})
 	s, err := b.snapshot(ctx, SnapshotRequest{temporary: true})
@@ -217,19 +228,53 @@ func (b *liveSandbox) backUp(ctx context.Context, part BackupSelection, progress
 	return backup, s.ID, err
 }
 
-// pinBase pins the snapshot that a stopped sandbox is based on, if the disk has no changes since that snapshot.
+// backUpRunning stores the disk of a sandbox with a container in the object store. It returns ErrNeedsSnapshot if the
+// sandbox gets another disk, or stops.
+func (b *liveSandbox) backUpRunning(ctx context.Context, backup Backup, progress func(BackupProgress)) (Backup, error) {
+	if base, ok := b.pinBase(); ok {
+		defer b.m.unpinSnapshot(base)
+	}
+	return b.m.deps.Backups.CreateRunning(ctx, backup, b.stopForCapture, progress)
+}
+
+// stopForCapture calls capture while the programs of the sandbox do not run. It returns ErrNeedsSnapshot if the sandbox
+// has no container that runs.
+func (b *liveSandbox) stopForCapture(ctx context.Context, capture func(context.Context) error) (frozen Duration, origin Sandbox, err error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
+	defer cancel()
+	if err := b.lockUsable(ctx); err != nil {
+		return 0, Sandbox{}, err
+	}
+	defer b.unlockTransition()
+	sb := b.sandbox()
+	if sb.State != StateRunning && sb.State != StateAsleep {
+		return 0, Sandbox{}, fmt.Errorf("sandbox %s is %s: %w", b, sb.State, ErrNeedsSnapshot)
+	}
+	frozen, err = b.whileFrozen(ctx, capture)
+	return frozen, sb.template(), err
+}
+
+// pinUnchanged pins the snapshot that a stopped sandbox is based on, if the disk has no changes since that snapshot.
 // Another snapshot would add an empty layer.
+func (b *liveSandbox) pinUnchanged() (SnapshotID, bool) {
+	if sb := b.sandbox(); sb.State != StateStopped || !sb.Rebase {
+		return "", false
+	}
+	return b.pinBase()
+}
+
+// pinBase pins the snapshot that the sandbox is based on, if any, until unpinSnapshot.
 func (b *liveSandbox) pinBase() (SnapshotID, bool) {
 	b.m.snapshots.changing.Lock()
 	defer b.m.snapshots.changing.Unlock()
-	sb := b.sandbox()
-	if sb.State != StateStopped || !sb.Rebase || sb.Snapshot == "" {
+	base := b.sandbox().Snapshot
+	if base == "" {
 		return "", false
 	}
 	b.m.snapshots.mu.Lock()
 	defer b.m.snapshots.mu.Unlock()
-	b.m.snapshots.pins[sb.Snapshot]++
-	return sb.Snapshot, true
+	b.m.snapshots.pins[base]++
+	return base, true
 }
 
 // deleteTemporary deletes a temporary snapshot. Disks that are based on it keep its files.

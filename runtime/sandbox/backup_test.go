@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -88,10 +89,9 @@ func TestBackupLeavesSandboxesAsTheyAre(t *testing.T) {
 func TestFailedBackupLeavesNothing(t *testing.T) {
 	failed := errors.New("it failed")
 	for operation, fail := range map[string]func(n *sandboxtest.Node) error{
-		"list":   func(n *sandboxtest.Node) error { n.Backups.FailOnce("list", failed); return failed },
 		"create": func(n *sandboxtest.Node) error { n.Backups.FailOnce("create", failed); return failed },
 		"capture": func(n *sandboxtest.Node) error {
-			n.Disks.FailOnce("capture", syscall.ENOSPC)
+			n.Backups.FailOnce("capture", sandbox.ErrStoreFull)
 			return sandbox.ErrStoreFull
 		},
 	} {
@@ -138,10 +138,8 @@ func TestBackupGoesOnWithoutItsCaller(t *testing.T) {
 		done <- err
 	}()
 	n.Backups.AwaitBlocked(t, "create")
-	for _, want := range []sandbox.BackupPhase{sandbox.BackupSnapshot, sandbox.BackupUpload} {
-		if got := testkit.Receive(t, "progress", phases); got != want {
-			t.Errorf("phase %s, want %s", got, want)
-		}
+	if got := testkit.Receive(t, "progress", phases); got != sandbox.BackupUpload {
+		t.Errorf("phase %s, want %s", got, sandbox.BackupUpload)
 	}
 	leave()
 	testkit.ErrorIs(t, "Backup", testkit.Receive(t, "the end of the call", done), context.Canceled)
@@ -152,6 +150,28 @@ func TestBackupGoesOnWithoutItsCaller(t *testing.T) {
 		t.Errorf("backups %v, %v; event %+v", list, err, ev)
 	}
 	wantSnapshots(t, n, 0)
+}
+
+func TestBackupOfASandboxThatStopsGoesOnFromASnapshot(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	var phases []sandbox.BackupPhase
+	b, err := n.Manager.Backup(t.Context(), id, sandbox.BackupRequest{}, func(p sandbox.BackupProgress) {
+		if len(phases) == 0 { // the disk is read, but not captured yet
+			n.Engine.Write(id, "b", "2")
+			stopped(t, n, id)
+		}
+		phases = append(phases, p.Phase)
+	})
+	testkit.NoError(t, "Backup", err)
+	if phases = slices.Compact(phases); !slices.Equal(phases, []sandbox.BackupPhase{sandbox.BackupUpload, sandbox.BackupSnapshot, sandbox.BackupUpload}) || b.Frozen != 0 {
+		t.Errorf("phases %v; the backup is %+v", phases, b)
+	}
+	wantBackups(t, n, id, b)
+	n.Engine.Write(id, "c", "3")
+	restoreBackup(t, n, id, b)
+	wantFiles(t, n, id, map[string]string{"a": "1", "b": "2"})
 }
 
 func TestCrashDuringABackupLeavesNothing(t *testing.T) {

@@ -275,26 +275,32 @@ func (b *liveSandbox) captureHeld(ctx context.Context, s *Snapshot) (moved bool,
 		return false, &InvalidError{Field: "snapshot", Reason: fmt.Sprintf("would be based on %d others", s.Depth-1),
 			Want: fmt.Sprintf("at most %d are allowed; copy the files to a new sandbox", maxSnapshotDepth-1)}
 	}
-	switch sb.State {
-	case StateStopped:
-		if s.Depth <= maxMovedDepth {
-			return true, b.move(ctx, s)
-		}
-	case StateRunning:
-		start := time.Now()
-		if err := b.freezeForCopy(ctx); err != nil {
-			return false, err
-		}
-		defer func() {
-			s.Frozen = Duration(time.Since(start))
-			err = errors.Join(err, b.thawAfterCopy(ctx))
-		}()
+	if sb.State == StateStopped && s.Depth <= maxMovedDepth {
+		return true, b.move(ctx, s)
 	}
-	s.Usage, err = b.m.deps.Disks.Capture(ctx, b.id, s.ID)
+	s.Frozen, err = b.whileFrozen(ctx, func(ctx context.Context) (err error) {
+		s.Usage, err = b.m.deps.Disks.Capture(ctx, b.id, s.ID)
+		return err
+	})
 	return false, err
 }
 
-// freezeForCopy freezes a running sandbox, which stays in its state: requests wait.
+// whileFrozen calls f while the programs of the sandbox do not run, and returns for how long it has stopped them. The
+// sandbox stays in its state: requests wait. The caller holds the transition lock.
+func (b *liveSandbox) whileFrozen(ctx context.Context, f func(context.Context) error) (frozen Duration, err error) {
+	if b.state() != StateRunning {
+		return 0, f(ctx)
+	}
+	start := time.Now()
+	if err := b.freezeForCopy(ctx); err != nil {
+		return 0, err
+	}
+	err = f(ctx)
+	err = errors.Join(err, b.thawAfterCopy(ctx))
+	return Duration(time.Since(start)), err
+}
+
+// freezeForCopy freezes a running sandbox.
 func (b *liveSandbox) freezeForCopy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, freezeWait)
 	defer cancel()

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -101,9 +100,9 @@ type backupSandbox struct {
 	archive   string   // of the peer
 	full      []types.Backup
 
-	// Of each round, the uncounted first one included: how long the disk was copied before the upload, in ms;
+	// Of each round, the uncounted first one included: how long the programs were stopped, in ms;
 	// the second backup, in ms; and its bytes as a part of the first one's.
-	copies, again, stored spread
+	frozen, again, stored spread
 }
 
 // measureBackup measures backups of a running sandbox and their restores, against tar and zstd with
@@ -136,13 +135,9 @@ func measureBackup(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	total := versusTar("backup of a running sandbox to an S3 server on the machine, against `tar | zstd -T0` to a file, "+tree.name, ours, tar)
-	uploads := &contender{values: map[int]float64{}}
-	for round, took := range ours.values {
-		uploads.values[round] = took - s.copies[round+1] // the first was not counted
-	}
-	copies, upload, alone := s.copies[1:], uploads.spread(), tar.over(uploads)
-	total.Values.add("copy_ms", copies).add("upload_ms", upload).add("upload_speed", alone)
-	total.Note = fmt.Sprintf("of that, the copy of the disk: %s ms; the upload alone: %.0f ms, %s of the peer's speed", copies.text("%.0f"), upload.median(), alone.text("%.2f"))
+	frozen := s.frozen[1:]
+	total.Values.add("frozen_ms", frozen)
+	total.Note = fmt.Sprintf("of that, the programs were stopped for %s ms", frozen.text("%.0f"))
 	rows := []row{total}
 	percent := s.stored[1:].times(100)
 	rows = append(rows, row{
@@ -186,34 +181,32 @@ func (s *backupSandbox) backUp(ctx context.Context) (float64, error) {
 	if err := s.write(ctx, 1); err != nil {
 		return 0, err
 	}
-	first, took, copied, err := s.create(ctx)
+	first, took, err := s.create(ctx)
 	if err != nil {
 		return 0, err
 	}
 	if err := s.write(ctx, everyHundredth); err != nil {
 		return 0, err
 	}
-	second, again, _, err := s.create(ctx)
+	second, again, err := s.create(ctx)
 	if err != nil {
 		return 0, err
 	}
 	s.full = append(s.full, first)
-	s.copies = append(s.copies, copied)
+	s.frozen = append(s.frozen, first.FrozenMS)
 	s.again = append(s.again, again)
 	s.stored = append(s.stored, float64(second.StoredBytes)/float64(first.StoredBytes))
 	return took, nil
 }
 
-// create makes a backup. It returns its time, and that until the upload began, in ms.
-func (s *backupSandbox) create(ctx context.Context) (backup types.Backup, took, copied float64, err error) {
+// create makes a backup, and returns how long that took, in ms.
+func (s *backupSandbox) create(ctx context.Context) (backup types.Backup, took float64, err error) {
 	unix.Sync() // the files of the round before
-	start := time.Now()
-	backup, err = s.b.node.API.CreateBackup(ctx, s.id, types.CreateBackupRequest{}, func(p types.BackupProgress) {
-		if copied == 0 && p.Phase == types.BackupPhaseUpload {
-			copied = ms(time.Since(start))
-		}
+	took, err = timed(func() error {
+		backup, err = s.b.node.API.CreateBackup(ctx, s.id, types.CreateBackupRequest{}, nil)
+		return err
 	})
-	return backup, ms(time.Since(start)), copied, err
+	return backup, took, err
 }
 
 // restore times a restore of a backup that has not been restored before: the node would have a part of

@@ -185,7 +185,11 @@ func testBackupInEachState(t *testing.T, n *backupNode) {
 			if running := state == types.StateRunning; running != (backup.FrozenMS > 0) {
 				t.Errorf("programs were stopped for %v ms", backup.FrozenMS)
 			}
-			checkProgress(t, progress, types.BackupPhaseSnapshot, types.BackupPhaseUpload)
+			if state == types.StateStopped {
+				checkProgress(t, progress, types.BackupPhaseSnapshot, types.BackupPhaseUpload)
+			} else {
+				checkProgress(t, progress, types.BackupPhaseUpload)
+			}
 			if last := progress[len(progress)-1]; last.Bytes != backup.SizeBytes || last.Entries != backup.Entries || backup.StoredBytes == 0 || backup.SandboxName != before.Name || backup.Sandbox != b.id {
 				t.Errorf("the backup is %+v, its last progress %+v", backup, last)
 			}
@@ -733,8 +737,8 @@ func testBackupDuringOtherOperations(t *testing.T, n *backupNode) {
 		backup types.Backup
 		err    error
 	}
-	begin := func(b *box) (<-chan result, *block) {
-		blocked := n.block(t, nth(1, isPut))
+	begin := func(b *box, match func(*http.Request) bool) (<-chan result, *block) {
+		blocked := n.block(t, nth(1, match))
 		ended := make(chan result, 1)
 		go func() {
 			backup, err := n.API.CreateBackup(ctx, b.id, types.CreateBackupRequest{}, nil)
@@ -745,7 +749,7 @@ func testBackupDuringOtherOperations(t *testing.T, n *backupNode) {
 	}
 
 	b.exec("echo second >/srv/which")
-	ended, blocked := begin(b)
+	ended, blocked := begin(b, isUpload("p")) // after the capture: the content is small
 	_, err := n.API.CreateBackup(ctx, b.id, types.CreateBackupRequest{}, nil)
 	if !problem.Has(err, problem.SandboxBusy) {
 		t.Errorf("a second backup: %v", err)
@@ -783,10 +787,18 @@ func testBackupDuringOtherOperations(t *testing.T, n *backupNode) {
 		t.Errorf("the backup has %q", got)
 	}
 
-	// A sandbox that is destroyed meanwhile.
+	// A sandbox that is destroyed before the capture, and one that is destroyed after it.
 	gone := n.newBox(t)
+	gone.exec("head -c 1M /dev/urandom >/srv/random; sleep .2") // older than the clock of file times needs for an upload before the capture
+	ended, blocked = begin(gone, isPut)
+	gone.must(n.API.Delete(ctx, gone.id))
+	blocked.release()
+	if r = testkit.Receive(t, "backup of the destroyed sandbox", ended); !problem.Has(r.err, problem.SandboxDestroyed) {
+		t.Errorf("a backup of a sandbox that was destroyed before the capture: %v", r.err)
+	}
+	gone = n.newBox(t)
 	gone.exec("echo gone >/srv/which")
-	ended, blocked = begin(gone)
+	ended, blocked = begin(gone, isUpload("p"))
 	gone.must(n.API.Delete(ctx, gone.id))
 	blocked.release()
 	r = testkit.Receive(t, "backup of the destroyed sandbox", ended)

@@ -29,46 +29,53 @@ const (
 	compressor = "zstd-fastest"
 	// readers is how many files are read at the same time.
 	readers = 8
-	// maxDepth limits the levels of folders.
-	maxDepth = 1000
-	// maxPaths limits the paths in memory, in bytes, for links and for folders each. A restore has the paths
-	// of all folders in memory, too.
-	maxPaths = 256 << 20
-	// maxOpen limits the entries in memory, which take 300 bytes each.
-	maxOpen = 2 << 20
-	// maxZeros limits the holes of a file that are read as zeros, in bytes.
-	maxZeros = 1 << 30
-	// maxLinks limits the files with several hard links. Their paths are in memory.
-	maxLinks = 1 << 20
 	// checkpoint is the interval at which the index of uploaded content is written. After a crash, the
 	// next backup does not upload indexed content again.
 	checkpoint = time.Minute
 	copyBuffer = 128 << 10
 )
 
+// source is a folder of the disk to back up: selected, or captured. Its methods are safe for concurrent use until Close.
+type source interface {
+	Stat() (unix.Stat_t, error)
+	RootAttributes() (map[string][]byte, error)
+	// Opaque reports whether the folder hides the image's folder, and opaque whether a folder in it hides
+	// what a restore finds at its path.
+	Opaque() bool
+	opaque(*tree.Entry) bool
+	// Entries returns the entries to back up, sorted by name. The same entry is always the same pointer, or equal.
+	Entries() ([]*tree.Entry, error)
+	Attributes(*tree.Entry) (map[string][]byte, error)
+	Readlink(*tree.Entry) (string, error)
+	// extents returns the extents of a file, and whether it has holes.
+	extents(*tree.Entry) (extents []tree.Extent, holes bool, err error)
+	// upload writes the content of a file without its holes, unless the repository has it already, and sets
+	// size and object id of the file's entry.
+	upload(*uploader, *tree.Entry, *snapshot.DirEntry) error
+	// inner opens a folder in this one. The caller closes it.
+	inner(*tree.Entry) (source, error)
+	Close()
+}
+
 // backUp stores the disk that request.Layers form above the image, or the paths of the request.
-func (r *repository) backUp(ctx context.Context, request wire.Request, m *messages) (wire.Result, error) {
-	disk, err := openSelected(request)
+func (r *repository) backUp(ctx context.Context, request wire.Request, node *peer) (wire.Result, error) {
+	ids, err := snapshot.ListSnapshotManifests(ctx, r, nil, map[string]string{ownerTag: request.Owner})
 	if err != nil {
-		return wire.Result{}, err
+		return wire.Result{}, unreadable(ctx, "records of backups", err)
 	}
-	defer disk.Close()
-	scan := scanner{ctx: ctx, links: map[inode]string{}}
-	if err := scan.run(disk); err != nil {
-		return wire.Result{}, err
+	if len(ids) >= request.Limit {
+		return wire.Result{}, &wire.Error{Code: wire.Limit, Message: fmt.Sprintf("%s has %d backups", request.Owner, len(ids))}
 	}
-	disk.of.matching.Store(0)
-	p := startProgress(ctx, m, scan.usage)
-	defer p.conclude()
-	result := wire.Result{Usage: scan.usage}
+	var result wire.Result
 	before := r.store.sent.Load()
 	err = r.write(ctx, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
 		uploading, cancel := context.WithCancel(ctx)
 		defer cancel()
-		u := uploader{ctx: uploading, w: w, links: scan.links, progress: p, slots: make(chan struct{}, readers-1)}
+		u := &uploader{ctx: uploading, w: w, slots: make(chan struct{}, readers-1), progress: startProgress(ctx, node)}
+		defer u.progress.conclude()
 		flushed := make(chan error, 1)
 		go func() { flushed <- flushRegularly(uploading, w, cancel) }()
-		root, err := u.root(disk, &scan, request.Time)
+		root, usage, err := u.disk(request, node)
 		cancel()
 		if err = errors.Join(<-flushed, err); err != nil {
 			return err
@@ -76,8 +83,13 @@ func (r *repository) backUp(ctx context.Context, request wire.Request, m *messag
 		if err := w.Flush(ctx); err != nil { // so that the record counts all uploaded bytes
 			return err
 		}
-		result.Stored, result.Duration = r.store.sent.Load()-before, time.Since(request.Time)
-		record, err := json.Marshal(wire.Backup{Usage: result.Usage, Stored: result.Stored, Duration: result.Duration, Record: request.Record})
+		if request.Running {
+			if request.Record, err = node.record(ctx); err != nil {
+				return err
+			}
+		}
+		result = wire.Result{Usage: usage, Stored: r.store.sent.Load() - before, Duration: time.Since(request.Time)}
+		record, err := json.Marshal(wire.Backup{Usage: usage, Stored: result.Stored, Duration: result.Duration, Record: request.Record})
 		if err != nil {
 			return err
 		}
@@ -90,6 +102,31 @@ func (r *repository) backUp(ctx context.Context, request wire.Request, m *messag
 		return err
 	})
 	return result, err
+}
+
+// disk writes the disk of a request, and returns the entry of the root of the backup.
+func (u *uploader) disk(request wire.Request, node *peer) (*snapshot.DirEntry, wire.Usage, error) {
+	disk, err := u.open(request, node)
+	if err != nil {
+		return nil, wire.Usage{}, err
+	}
+	defer disk.Close()
+	scan := scanner{ctx: u.ctx, links: map[inode]string{}}
+	if err := scan.run(disk); err != nil {
+		return nil, wire.Usage{}, err
+	}
+	u.progress.expect(scan.usage)
+	u.links = scan.links
+	root, err := u.root(disk, &scan, request.Time)
+	return root, scan.usage, err
+}
+
+// open opens the disk of a request. The caller closes it.
+func (u *uploader) open(request wire.Request, node *peer) (source, error) {
+	if request.Running {
+		return u.capture(request, node)
+	}
+	return openSelected(request)
 }
 
 // flushRegularly flushes the writer at every checkpoint until ctx ends. If a flush fails, it calls cancel and
@@ -110,156 +147,6 @@ func flushRegularly(ctx context.Context, w repo.RepositoryWriter, cancel context
 	}
 }
 
-// inode of a file in a layer.
-type inode struct {
-	layer int
-	ino   uint64
-}
-
-func inodeOf(e *tree.Entry) inode { return inode{e.Layer, e.Stat.Ino} }
-
-// scanner counts the entries and bytes of a disk, and collects the details that Kopia does not store.
-type scanner struct {
-	ctx     context.Context
-	usage   wire.Usage
-	links   map[inode]string // first paths of files with several hard links
-	linked  int              // bytes of these paths
-	folders int              // bytes of the paths of all folders
-	open    int              // entries of the folder that is read, and of all folders above it
-	details bytes.Buffer
-}
-
-func (s *scanner) run(disk *selected) error {
-	st, err := disk.Stat()
-	if err != nil {
-		return err
-	}
-	d := detail{Opaque: disk.Opaque()}
-	if d.Attributes, err = disk.RootAttributes(); err != nil {
-		return err
-	}
-	s.usage.Entries++
-	if err := s.add(&d, st.Mtim); err != nil {
-		return err
-	}
-	return s.folder(disk, "", 0)
-}
-
-// add appends d to the details unless d is empty. d includes the time modified if Kopia cannot store that time.
-func (s *scanner) add(d *detail, modified unix.Timespec) error {
-	if !storable(modified) && d.Node == nil {
-		d.Modified = &modified
-	}
-	if d.empty() {
-		return nil
-	}
-	if err := json.NewEncoder(&s.details).Encode(d); err != nil {
-		return err
-	}
-	if s.details.Len() > maxDetails {
-		return unsupported(d.Path, fmt.Sprintf("cannot be backed up: extended attributes, links and special files take more than %d MiB", maxDetails>>20))
-	}
-	return nil
-}
-
-func (s *scanner) folder(f *selected, at string, depth int) error {
-	if depth > maxDepth {
-		return unsupported(at, fmt.Sprintf("cannot be backed up: %v", tree.ErrTooDeep))
-	}
-	entries, err := f.Entries()
-	if errors.Is(err, tree.ErrTooLarge) {
-		return unsupported(at, "cannot be backed up: the folder has too many entries")
-	}
-	if err != nil {
-		return err
-	}
-	s.folders += len(at)
-	s.open += len(entries)
-	defer func() { s.open -= len(entries) }()
-	if s.folders > maxPaths || s.open > maxOpen {
-		return unsupported(at, fmt.Sprintf("cannot be backed up: the paths of all folders take more than %d MiB, or nested folders have more than %d entries", maxPaths>>20, maxOpen))
-	}
-	for _, e := range entries {
-		if err := s.ctx.Err(); err != nil {
-			return err
-		}
-		if err := s.entry(f, e, path.Join(at, encodeName(e.Name)), depth); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *scanner) entry(f *selected, e *tree.Entry, at string, depth int) (err error) {
-	s.usage.Entries++
-	d := detail{Path: at, Opaque: f.opaque(e)}
-	if e.Kind() != unix.S_IFDIR && e.Stat.Nlink > 1 && !e.Whiteout() { // overlays may link whiteouts to each other
-		if first, ok := s.links[inodeOf(e)]; ok {
-			d.Link = first
-			return s.add(&d, unix.Timespec{})
-		}
-		s.linked += len(at)
-		if len(s.links) == maxLinks || s.linked > maxPaths {
-			return unsupported(at, fmt.Sprintf("cannot be backed up: more than %d files have several links, or their paths take more than %d MiB", maxLinks, maxPaths>>20))
-		}
-		s.links[inodeOf(e)] = at
-	}
-	if !e.Whiteout() {
-		if d.Attributes, err = f.Attributes(e); err != nil {
-			return err
-		}
-	}
-	switch e.Kind() {
-	case unix.S_IFREG:
-		s.usage.Bytes += e.Stat.Size
-		if e.Stat.Blocks*512 < e.Stat.Size {
-			if err := s.holes(f.Folder, e, &d); err != nil {
-				return err
-			}
-		}
-	case unix.S_IFDIR:
-		if err := s.add(&d, e.Stat.Mtim); err != nil {
-			return err
-		}
-		inner, err := f.inner(e)
-		if err != nil {
-			return err
-		}
-		defer inner.Close()
-		return s.folder(inner, at, depth+1)
-	case unix.S_IFLNK:
-	default:
-		d.Node = &node{Mode: e.Stat.Mode, UID: e.Stat.Uid, GID: e.Stat.Gid, Device: e.Stat.Rdev, Modified: e.Stat.Mtim}
-	}
-	return s.add(&d, e.Stat.Mtim)
-}
-
-// holes adds the extents of a file with holes to d. It subtracts the holes from s.usage, which includes them.
-func (s *scanner) holes(f *tree.Folder, e *tree.Entry, d *detail) error {
-	file, err := f.Open(e)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	extents, holes, err := tree.Extents(file, e.Stat.Size)
-	if err == nil && !holes && e.Stat.Size-e.Stat.Blocks*512 > maxZeros {
-		return unsupported(d.Path, "cannot be backed up: it has too many holes")
-	}
-	if err != nil || !holes {
-		return err
-	}
-	d.Size, d.Extents = e.Stat.Size, extents
-	s.usage.Bytes += contentLength(extents) - e.Stat.Size
-	return nil
-}
-
-func contentLength(extents []tree.Extent) (n int64) {
-	for _, x := range extents {
-		n += x.Length
-	}
-	return n
-}
-
 // uploader writes a disk to the repository.
 type uploader struct {
 	ctx      context.Context
@@ -271,7 +158,7 @@ type uploader struct {
 }
 
 // root writes the disk and the details, and returns the entry of the root of the backup.
-func (u *uploader) root(disk *selected, s *scanner, at time.Time) (*snapshot.DirEntry, error) {
+func (u *uploader) root(disk source, s *scanner, at time.Time) (*snapshot.DirEntry, error) {
 	st, err := disk.Stat()
 	if err != nil {
 		return nil, err
@@ -308,7 +195,7 @@ func (u *uploader) manifest(entry *snapshot.DirEntry, entries *snapshotfs.DirMan
 }
 
 // folder writes a folder and all its entries, and returns entry with the object id.
-func (u *uploader) folder(f *selected, entry *snapshot.DirEntry, at string) (*snapshot.DirEntry, error) {
+func (u *uploader) folder(f source, entry *snapshot.DirEntry, at string) (*snapshot.DirEntry, error) {
 	entries, err := f.Entries()
 	if err != nil {
 		return nil, err
@@ -336,7 +223,7 @@ func (u *uploader) folder(f *selected, entry *snapshot.DirEntry, at string) (*sn
 }
 
 // entry writes an entry. It returns nil if only the details describe the entry.
-func (u *uploader) entry(f *selected, e *tree.Entry, at string) (*snapshot.DirEntry, error) {
+func (u *uploader) entry(f source, e *tree.Entry, at string) (*snapshot.DirEntry, error) {
 	if err := u.ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -355,7 +242,7 @@ func (u *uploader) entry(f *selected, e *tree.Entry, at string) (*snapshot.DirEn
 		return u.folder(inner, entryOf(name, snapshot.EntryTypeDirectory, &e.Stat), at)
 	case unix.S_IFREG:
 		entry := entryOf(name, snapshot.EntryTypeFile, &e.Stat)
-		err := u.uploadFile(f.Folder, e, entry)
+		err := f.upload(u, e, entry)
 		u.progress.entries.Add(1)
 		return entry, err
 	case unix.S_IFLNK:
@@ -373,29 +260,28 @@ func (u *uploader) entry(f *selected, e *tree.Entry, at string) (*snapshot.DirEn
 	return nil, nil
 }
 
-// uploadFile writes the content of a file without its holes, and sets the size and object id of entry.
-func (u *uploader) uploadFile(f *tree.Folder, e *tree.Entry, entry *snapshot.DirEntry) (err error) {
-	file, err := f.Open(e)
+// file writes the content of an open file without its holes, and returns the id and the length of the object.
+func (u *uploader) file(file *os.File, st *unix.Stat_t) (stored, error) {
+	content := io.Reader(io.NewSectionReader(file, 0, st.Size))
+	s := stored{length: st.Size}
+	extents, holes, err := extentsOf(file, st)
 	if err != nil {
-		return err
+		return stored{}, err
 	}
-	defer file.Close()
-	content, length := io.Reader(io.NewSectionReader(file, 0, e.Stat.Size)), e.Stat.Size
-	if e.Stat.Blocks*512 < e.Stat.Size {
-		extents, holes, err := tree.Extents(file, e.Stat.Size)
-		if err != nil {
-			return err
-		}
-		if holes {
-			content, length = readExtents(file, extents), contentLength(extents)
-		}
+	if holes {
+		content = readExtents(file, extents)
+		s.length, s.parts, s.holes = contentLength(extents), extents, true
 	}
-	entry.FileSize = length
-	entry.ObjectID, err = u.object(&counted{content, u.progress}, length)
-	if err != nil {
-		return fmt.Errorf("back up %q: %w", e.Name, err)
+	s.object, err = u.object(&counted{content, u.progress}, s.length)
+	return s, err
+}
+
+// extentsOf returns the extents of an open file, and whether it has holes.
+func extentsOf(file *os.File, st *unix.Stat_t) (extents []tree.Extent, holes bool, err error) {
+	if st.Blocks*512 >= st.Size {
+		return nil, false, nil
 	}
-	return nil
+	return tree.Extents(file, st.Size)
 }
 
 // readExtents reads the extents of a file, one after the other.

@@ -27,38 +27,69 @@ const progressInterval = 200 * time.Millisecond
 // request succeeded. Closing in cancels the request.
 func Run(in io.Reader, out io.Writer) bool {
 	syscall.Umask(0)
-	m := &messages{out: json.NewEncoder(out)}
+	node := &peer{out: json.NewEncoder(out), orders: make(chan wire.Order)}
+	messages := json.NewDecoder(in)
 	var request wire.Request
-	if err := json.NewDecoder(in).Decode(&request); err != nil {
-		return m.send(wire.Message{Error: &wire.Error{Message: "read the request: " + err.Error()}})
+	if err := messages.Decode(&request); err != nil {
+		return node.send(wire.Message{Error: &wire.Error{Message: "read the request: " + err.Error()}})
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() { // ends with the process
-		_, _ = io.Copy(io.Discard, in)
-		cancel()
+		defer cancel()
+		for {
+			var o wire.Order
+			if err := messages.Decode(&o); err != nil {
+				return
+			}
+			node.orders <- o
+		}
 	}()
-	result, err := serve(ctx, request, m)
+	result, err := serve(ctx, request, node)
 	if err != nil {
-		return m.send(wire.Message{Error: describe(err)})
+		return node.send(wire.Message{Error: describe(err)})
 	}
-	return m.send(wire.Message{Result: &result})
+	return node.send(wire.Message{Result: &result})
 }
 
-// messages writes messages to the node. It is safe for concurrent use.
-type messages struct {
+// peer is the node, for which the helper works.
+type peer struct {
 	mu  sync.Mutex
 	out *json.Encoder
+
+	orders chan wire.Order
 }
 
-// send writes a message. It returns false if the message is an error or cannot be written.
-func (m *messages) send(message wire.Message) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.out.Encode(message) == nil && message.Error == nil
+// send writes a message. It returns false if the message is an error or cannot be written. It is safe for concurrent use.
+func (n *peer) send(message wire.Message) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.out.Encode(message) == nil && message.Error == nil
 }
 
-func serve(ctx context.Context, request wire.Request, m *messages) (wire.Result, error) {
+// stopPrograms asks the node to stop the programs of the sandbox, and returns when they have stopped.
+func (n *peer) stopPrograms(ctx context.Context) error {
+	n.send(wire.Message{Ready: true})
+	_, err := n.order(ctx)
+	return err
+}
+
+// record waits for the record of the backup of a running sandbox.
+func (n *peer) record(ctx context.Context) (json.RawMessage, error) {
+	o, err := n.order(ctx)
+	return o.Record, err
+}
+
+func (n *peer) order(ctx context.Context) (wire.Order, error) {
+	select {
+	case o := <-n.orders:
+		return o, nil
+	case <-ctx.Done():
+		return wire.Order{}, ctx.Err()
+	}
+}
+
+func serve(ctx context.Context, request wire.Request, node *peer) (wire.Result, error) {
 	r, err := open(ctx, request)
 	if err != nil {
 		return wire.Result{}, err
@@ -67,9 +98,9 @@ func serve(ctx context.Context, request wire.Request, m *messages) (wire.Result,
 	var result wire.Result
 	switch request.Operation {
 	case wire.Create:
-		result, err = r.backUp(ctx, request, m)
+		result, err = r.backUp(ctx, request, node)
 	case wire.Restore:
-		result, err = r.restore(ctx, request, m)
+		result, err = r.restore(ctx, request, node)
 	case wire.List:
 		result.Backups, err = r.list(ctx, request.Owner)
 	case wire.Delete:
@@ -102,12 +133,14 @@ func describe(err error) *wire.Error {
 // progressInterval.
 type progress struct {
 	bytes, entries atomic.Int64
+	total          atomic.Pointer[wire.Usage]
+	sent           wire.Progress // the last one
 	stop           context.CancelFunc
 	done           chan struct{}
 }
 
-// startProgress starts to send progress toward total. The caller must call conclude.
-func startProgress(ctx context.Context, m *messages, total wire.Usage) *progress {
+// startProgress starts to send progress after the first call of expect. The caller must call conclude.
+func startProgress(ctx context.Context, node *peer) *progress {
 	p := &progress{done: make(chan struct{})}
 	ctx, p.stop = context.WithCancel(ctx)
 	go func() {
@@ -115,15 +148,31 @@ func startProgress(ctx context.Context, m *messages, total wire.Usage) *progress
 		again := time.NewTicker(progressInterval)
 		defer again.Stop()
 		for {
-			m.send(wire.Message{Progress: &wire.Progress{Done: wire.Usage{Bytes: p.bytes.Load(), Entries: p.entries.Load()}, Total: total}})
+			p.sendCounts(node)
 			select {
 			case <-again.C:
 			case <-ctx.Done():
+				p.sendCounts(node)
 				return
 			}
 		}
 	}()
 	return p
+}
+
+// expect sets the total, also when it changes.
+func (p *progress) expect(total wire.Usage) { p.total.Store(&total) }
+
+// sendCounts sends the counts. If files have been read again, the counts end at the total.
+func (p *progress) sendCounts(node *peer) {
+	total := p.total.Load()
+	if total == nil {
+		return
+	}
+	p.sent.Done.Bytes = max(p.sent.Done.Bytes, min(p.bytes.Load(), total.Bytes))
+	p.sent.Done.Entries = max(p.sent.Done.Entries, min(p.entries.Load(), total.Entries))
+	p.sent.Total = wire.Usage{Bytes: max(total.Bytes, p.sent.Done.Bytes), Entries: max(total.Entries, p.sent.Done.Entries)}
+	node.send(wire.Message{Progress: new(p.sent)})
 }
 
 // conclude sends no more messages after it returns.

@@ -1,6 +1,7 @@
 package helper
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -58,7 +59,7 @@ func (r *rig) backUp(id string, layers, below []string) wire.Result {
 // backUpPart backs up the part of a disk that the request names.
 func (r *rig) backUpPart(id string, request wire.Request) (wire.Result, error) {
 	r.Helper()
-	request.Operation, request.Owner, request.IDs, request.Sandbox = wire.Create, "owner", []string{id}, "sandbox"
+	request.Operation, request.Owner, request.Limit, request.IDs, request.Sandbox = wire.Create, "owner", cmp.Or(request.Limit, 10), []string{id}, "sandbox"
 	request.Time, request.Record = time.Now(), json.RawMessage(fmt.Sprintf(`{"id":%q}`, id))
 	opened, err := r.open(request)
 	testkit.NoError(r, "open", err)
@@ -76,7 +77,7 @@ func (r *rig) restore(id string) (string, wire.Result, error) {
 	return request.Target, result, opened.explain(err)
 }
 
-func discarded() *messages { return &messages{out: json.NewEncoder(io.Discard)} }
+func discarded() *peer { return &peer{out: json.NewEncoder(io.Discard)} }
 
 // entryLine has the properties of an entry that a backup preserves.
 type entryLine struct {
@@ -290,6 +291,16 @@ func TestBackupsOfAnOwnerAreListedAndDeleted(t *testing.T) {
 	testkit.NoError(t, "maintain", opened.maintain(ctx))
 }
 
+func TestBackupsOfAnOwnerAreLimited(t *testing.T) {
+	r := newRig(t)
+	r.backUp("first", []string{t.TempDir()}, nil)
+	r.backUp("second", []string{t.TempDir()}, nil)
+	_, err := r.backUpPart("third", wire.Request{Layers: []string{t.TempDir()}, Limit: 2})
+	if describe(err).Code != wire.Limit {
+		t.Errorf("an owner with as many backups as allowed: %v", err)
+	}
+}
+
 func TestWrongPasswordIsReported(t *testing.T) {
 	r := newRig(t)
 	r.backUp("first", []string{t.TempDir()}, nil)
@@ -302,7 +313,9 @@ func TestWrongPasswordIsReported(t *testing.T) {
 func TestCanceledBackupStoresNoBackup(t *testing.T) {
 	r := newRig(t)
 	layers, below := makeDisk(t)
-	request := wire.Request{Operation: wire.Create, Owner: "owner", IDs: []string{"first"}, Time: time.Now(), Record: json.RawMessage(`{}`), Layers: layers, Below: below}
+	request := wire.Request{
+		Operation: wire.Create, Owner: "owner", Limit: 1, IDs: []string{"first"}, Time: time.Now(), Record: json.RawMessage(`{}`), Layers: layers, Below: below,
+	}
 	opened, err := r.open(request)
 	testkit.NoError(t, "open", err)
 	ctx, cancel := context.WithCancel(testkit.Context(t))

@@ -35,7 +35,7 @@ const (
 )
 
 // restore creates the folder request.Target with the disk of a backup.
-func (r *repository) restore(ctx context.Context, request wire.Request, m *messages) (wire.Result, error) {
+func (r *repository) restore(ctx context.Context, request wire.Request, node *peer) (wire.Result, error) {
 	manifests, err := r.find(ctx, map[string]string{backupTag: request.IDs[0]})
 	if err != nil {
 		return wire.Result{}, err
@@ -48,7 +48,8 @@ func (r *repository) restore(ctx context.Context, request wire.Request, m *messa
 	if err := json.Unmarshal([]byte(backup.Description), &record); err != nil {
 		return wire.Result{}, damaged(err)
 	}
-	p := startProgress(ctx, m, record.Usage)
+	p := startProgress(ctx, node)
+	p.expect(record.Usage)
 	defer p.conclude()
 	w := writer{ctx: ctx, source: r, progress: p, details: map[string]*detail{}}
 	if err := w.run(backup.RootEntry, request.Target); err != nil {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kopia/kopia/snapshot"
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/backup/wire"
@@ -163,8 +164,36 @@ func (f *selected) ignored(e *tree.Entry) bool {
 	return false
 }
 
-// inner opens the folder of an entry. The caller closes it.
-func (f *selected) inner(e *tree.Entry) (*selected, error) {
+// extents returns the extents of a file, and whether it has holes.
+func (f *selected) extents(e *tree.Entry) (extents []tree.Extent, holes bool, err error) {
+	file, err := f.Open(e)
+	if err != nil {
+		return nil, false, err
+	}
+	defer file.Close()
+	return extentsOf(file, &e.Stat)
+}
+
+// upload writes the content of a file without its holes, and sets the size and object id of its entry.
+func (f *selected) upload(u *uploader, e *tree.Entry, entry *snapshot.DirEntry) error {
+	file, err := f.Open(e)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	s, err := u.file(file, &e.Stat)
+	if err != nil {
+		return fmt.Errorf("back up %q: %w", e.Name, err)
+	}
+	entry.FileSize, entry.ObjectID = s.length, s.object
+	return nil
+}
+
+// inner opens a folder in f. The caller closes it.
+func (f *selected) inner(e *tree.Entry) (source, error) { return f.open(e) }
+
+// open opens a folder in f. The caller closes it.
+func (f *selected) open(e *tree.Entry) (*selected, error) {
 	opened, err := f.Folder.Folder(e)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 // Package wire is the protocol between package backup and its helper. The helper reads one Request in
 // JSON from standard input, and writes Messages in JSON to standard output. The last Message has a
-// Result or an Error. Closing standard input cancels the operation.
+// Result or an Error. Closing standard input cancels the operation. The helper also reads two Orders for a
+// Request with Running: one after the Message with Ready, and one after the Message with Captured.
 package wire
 
 import (
@@ -30,17 +31,23 @@ type Request struct {
 	Node string
 	// Owner of the backup to create, or of the backups to list.
 	Owner string
+	// Limit of the backups of the owner when creating one.
+	Limit int
 	// IDs of the backups to restore or delete, or of the one to create.
 	IDs []string
 	// Sandbox and Time of the backup to create.
 	Sandbox string
 	Time    time.Time
-	// Record of the backup to create. List returns it unchanged.
+	// Record of the backup to create. List returns it unchanged. A Request with Running has none; its
+	// second Order does.
 	Record json.RawMessage
 	// Layers are the folders to back up, highest first.
 	Layers []string
 	// Below are the folders of the image, highest first.
 	Below []string
+	// Running: programs change the files of the first of Layers. The helper sends Ready when it has
+	// uploaded most of the content.
+	Running bool
 	// Paths are the absolute paths to back up, with the files of the image. Without paths, the
 	// whole disk above the image is backed up.
 	Paths []string
@@ -63,8 +70,18 @@ type Store struct {
 	AccessKey, SecretKey string
 }
 
+// Order to the helper.
+type Order struct {
+	// Record of the backup. The first Order has none: it reports that programs have stopped.
+	Record json.RawMessage `json:",omitempty"`
+}
+
 // Message from the helper.
 type Message struct {
+	// Ready: the node must stop the programs and send an Order.
+	Ready bool `json:",omitempty"`
+	// Captured: programs may change files again. The node must send an Order with the record.
+	Captured bool      `json:",omitempty"`
 	Progress *Progress `json:",omitempty"`
 	Result   *Result   `json:",omitempty"`
 	Error    *Error    `json:",omitempty"`
@@ -108,6 +125,8 @@ const (
 	Full        Code = "full"        // the disk of the node
 	Unsupported Code = "unsupported" // a backup cannot represent an entry
 	NoPath      Code = "no_path"     // an entry of Request.Paths does not exist
+	Limit       Code = "limit"       // the owner has Request.Limit backups
+	TooMany     Code = "too_many"    // the disk of running programs has more entries than fit into memory
 )
 
 // Error is the failure of an operation.

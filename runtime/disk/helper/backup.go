@@ -23,7 +23,7 @@ func (d *Disks) Layers(r wire.Request, reply *wire.Reply) error {
 		if err != nil {
 			return err
 		}
-		if reply.Folders, reply.ImageFolders, err = d.folders(image); err != nil {
+		if reply.Folders, reply.ImageFolders, err = d.folders(image.TopLayer); err != nil {
 			return err
 		}
 		reply.Image, err = d.imageLayers(image.ID)
@@ -31,15 +31,31 @@ func (d *Disks) Layers(r wire.Request, reply *wire.Reply) error {
 	})
 }
 
-// folders returns the folders of the layers of a snapshot and of its image, highest first.
-func (d *Disks) folders(snapshot *storage.Image) (own, image []string, err error) {
-	chain, err := d.chain(snapshot.TopLayer)
+// DiskLayers returns the folders of the layers of a container's disk and of its image, highest first, and the digests
+// of the image's layers.
+func (d *Disks) DiskLayers(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		base, err := d.disk(r.Container)
+		if err != nil {
+			return err
+		}
+		if reply.Folders, reply.ImageFolders, err = d.folders(base.layer.ID); err != nil {
+			return err
+		}
+		reply.Image, err = d.imageLayers(base.image)
+		return err
+	})
+}
+
+// folders returns the folders of the layers of a snapshot or a container, and of its image, highest first.
+func (d *Disks) folders(top string) (own, image []string, err error) {
+	chain, err := d.chain(top)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, layer := range slices.Backward(chain) {
 		folder := filepath.Join(d.config.GraphRoot, d.config.Driver, layer.ID, "diff")
-		if d.isSnapshot(layer) {
+		if d.isSnapshot(layer) || layer.ID == top { // a container's own layer is the top
 			own = append(own, folder)
 		} else {
 			image = append(image, folder)
@@ -89,7 +105,7 @@ func (d *Disks) Overlay(r wire.Request, reply *wire.Reply) error {
 		if err != nil {
 			return err
 		}
-		own, lowest, err := d.folders(image)
+		own, lowest, err := d.folders(image.TopLayer)
 		if err != nil {
 			return err
 		}

@@ -46,7 +46,7 @@ func (p *pass) attributes(f folder, n *node) error {
 
 // setOpen sets owner, mode, extended attributes and times of the open file or folder to. A file is
 // new, a folder may have another owner from the first pass.
-func setOpen(to, from int, st stamp) error {
+func setOpen(to, from int, st Stamp) error {
 	if st.isFolder() || st.uid != 0 || st.gid != 0 {
 		if err := unix.Fchown(to, int(st.uid), int(st.gid)); err != nil {
 			return fmt.Errorf("set the owner: %w", err)
@@ -63,7 +63,7 @@ func setOpen(to, from int, st stamp) error {
 
 // setTimes sets the time of the change of an open file. futimens(3) is utimensat(2) without a
 // path, which package unix does not offer.
-func setTimes(fd int, st stamp) error {
+func setTimes(fd int, st Stamp) error {
 	times := [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, st.modified}
 	_, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&times)), 0, 0, 0)
 	if errno != 0 {

@@ -256,7 +256,7 @@ func (p *pass) regular(f folder, n *node) error {
 }
 
 // content copies the content of a file, with its holes.
-func (p *pass) content(to, from int, st stamp) error {
+func (p *pass) content(to, from int, st Stamp) error {
 	if st.size == 0 {
 		return nil
 	}

@@ -52,6 +52,19 @@ func open(layers, below []string, f *Folder) (*Folder, error) {
 	return f, nil
 }
 
+// Sync writes changes of the files in the highest layer that has the folder, and everything else on its file system,
+// to the disk.
+func (f *Folder) Sync() error {
+	_, top, err := f.top()
+	if err != nil {
+		return err
+	}
+	if err := unix.Syncfs(top); err != nil {
+		return fmt.Errorf("sync a file system: %w", err)
+	}
+	return nil
+}
+
 // Close releases the descriptors. It is idempotent.
 func (f *Folder) Close() {
 	for _, fd := range f.layers {
@@ -132,7 +145,7 @@ func (f *Folder) Entries() ([]*Entry, error) {
 		}
 		err := eachNames(fd, func(names []string) error {
 			for _, name := range names {
-				if err := merge(found, ended, fd, layer, name); err != nil {
+				if err := merge(found, ended, fd, layer, name); err != nil && !missing(err) { // running programs may have deleted it
 					return err
 				}
 			}

@@ -116,5 +116,5 @@ func setFolder(fd int, of *Folder) error {
 			return fmt.Errorf("set the extended attribute %s: %w", name, err)
 		}
 	}
-	return setTimes(fd, stampOf(&st))
+	return setTimes(fd, StampOf(&st))
 }

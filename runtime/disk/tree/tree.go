@@ -59,7 +59,7 @@ func New(source, target string) *Copy {
 // node is an entry of a tree as it was found.
 type node struct {
 	name     string
-	stamp    stamp
+	stamp    Stamp
 	children []*node // of a folder, by name
 	// stale: it changed too recently to notice a later change, or while it was copied.
 	stale atomic.Bool
@@ -70,23 +70,30 @@ type node struct {
 // unchanged reports whether the copy of the entry is one of the present entry now, too.
 func (n *node) unchanged(now *node) bool { return n.stamp == now.stamp && !n.stale.Load() }
 
-// stamp changes with each change of an entry's content or attributes.
-type stamp struct {
+// Stamp of an entry changes with each change of the entry's content or attributes, except with a change
+// that follows another one immediately: see Settled.
+type Stamp struct {
 	mode, uid, gid    uint32
 	ino, nlink, rdev  uint64
 	size, blocks      int64
 	modified, changed unix.Timespec
 }
 
-func stampOf(st *unix.Stat_t) stamp {
-	return stamp{
+// StampOf returns the stamp of an entry.
+func StampOf(st *unix.Stat_t) Stamp {
+	return Stamp{
 		mode: st.Mode, uid: st.Uid, gid: st.Gid, ino: st.Ino, nlink: uint64(st.Nlink), rdev: uint64(st.Rdev),
 		size: st.Size, blocks: st.Blocks, modified: st.Mtim, changed: st.Ctim,
 	}
 }
 
-func (s stamp) kind() uint32   { return s.mode & unix.S_IFMT }
-func (s stamp) isFolder() bool { return s.kind() == unix.S_IFDIR }
+// Settled reports whether the entry had not changed for a while at a time. Then each later change changes
+// the stamp, unless the entry is a file with a page that a program has mapped and changed: its next change
+// only shows after the page has been written back, as by syncfs(2).
+func (s Stamp) Settled(at time.Time) bool { return at.Sub(time.Unix(s.changed.Unix())) >= recent }
+
+func (s Stamp) kind() uint32   { return s.mode & unix.S_IFMT }
+func (s Stamp) isFolder() bool { return s.kind() == unix.S_IFDIR }
 
 // Prefetch copies the tree as it is; entries may change meanwhile. A tree that is too large to
 // remember is left to Complete.
@@ -175,7 +182,7 @@ func (s *scanner) root(fd int) (*node, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
 	}
-	root := &node{stamp: stampOf(&st)}
+	root := &node{stamp: StampOf(&st)}
 	root.stale.Store(true)
 	s.began = time.Now()
 	s.count(root.stamp)
@@ -187,7 +194,7 @@ func (s *scanner) root(fd int) (*node, error) {
 	return root, err
 }
 
-func (s *scanner) count(st stamp) {
+func (s *scanner) count(st Stamp) {
 	s.entries.Add(1)
 	bytes := st.blocks * 512
 	if st.nlink > 1 && !st.isFolder() {
@@ -220,8 +227,8 @@ func (s *scanner) names(fd int, names []string, n *node, depth int) error {
 		if err != nil {
 			return fmt.Errorf("inspect %q: %w", name, err)
 		}
-		child := &node{name: name, stamp: stampOf(&st)}
-		child.stale.Store(s.began.Sub(time.Unix(st.Ctim.Unix())) < recent)
+		child := &node{name: name, stamp: StampOf(&st)}
+		child.stale.Store(!child.stamp.Settled(s.began))
 		s.count(child.stamp)
 		if s.exceeded() {
 			return errEnough

@@ -68,8 +68,8 @@ type Reply struct {
 	Error string // of a failure, for people
 	Usage Usage
 	Moved bool // the snapshot has files
-	// Of Layers:
-	Folders      []string // of the snapshot's layers, highest first
+	// Of Layers and DiskLayers:
+	Folders      []string // of the layers above the image, highest first
 	ImageFolders []string // of the image's layers, highest first
 	Image        []string // digests of the image's layers, lowest first
 }

@@ -56,6 +56,10 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"PathsThatDoNotExistAreInvalid", missingPaths},
 		{"ExcludedFilesAreNotInTheBackup", excludes},
 		{"IgnoredFilesOfAWorkTreeAreNotInTheBackup", ignored},
+		{"RunningDiskIsStoredAsItIsWhileProgramsAreStopped", running},
+		{"PartOfARunningDiskIsStored", runningPart},
+		{"FailureToStopProgramsLeavesNothing", failedStop},
+		{"ReplacedRunningDiskNeedsASnapshot", replaced},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			on := open(t)
@@ -491,4 +495,125 @@ func (s *suite) wantVisible(id sandbox.ID, want map[string]string) {
 	files := s.Files(s, id)
 	maps.DeleteFunc(files, func(name, _ string) bool { return strings.HasPrefix(name, ".") })
 	testkit.Diff(s, "files", files, want)
+}
+
+// stopDoing returns a StopPrograms that calls before and after around the capture.
+func stopDoing(frozen sandbox.Duration, origin sandbox.Sandbox, before, after func()) sandbox.StopPrograms {
+	return func(ctx context.Context, capture func(context.Context) error) (sandbox.Duration, sandbox.Sandbox, error) {
+		before()
+		err := capture(ctx)
+		after()
+		return frozen, origin, err
+	}
+}
+
+func running(s *suite) {
+	below := s.snapshotOf(map[string]string{"below": "1", "deleted below": "1", "deleted": "1", "changed below": "1"})
+	id := s.Create(below)
+	kept, replaced := random(100_000), random(50_000)
+	for name, content := range map[string]string{"kept": kept, "changed": "1", "deleted too": "1"} {
+		s.Write(s, id, name, content)
+	}
+	s.on.DeleteFile(s, id, "deleted below")
+	given := s.newBackup()
+	want := given
+	want.Sandbox, want.Frozen, want.Origin.Name = id, 7_654_321, "renamed"
+	given.Sandbox, given.Frozen, given.Origin = id, 0, sandbox.Sandbox{}
+	upload, checkUpload := s.recording(sandbox.BackupUpload)
+	got, err := s.on.Backups.CreateRunning(s.Ctx, given, stopDoing(want.Frozen, want.Origin,
+		func() {
+			s.Write(s, id, "changed", replaced)
+			s.Write(s, id, "changed below", "2")
+			s.Write(s, id, "new", "2")
+			s.on.DeleteFile(s, id, "deleted")
+			s.on.DeleteFile(s, id, "deleted too")
+		},
+		func() {
+			s.Write(s, id, "changed", "3")
+			s.Write(s, id, "later", "3")
+			s.on.DeleteFile(s, id, "kept")
+			s.on.DeleteFile(s, id, "new")
+		}), upload)
+	s.Must(err)
+	checkUpload()
+	testkit.Diff(s, "the listed backup", s.list(s.on.Backups, s.owner)[given.ID], got)
+	if got.Usage.Entries < 5 || got.Usage.Bytes < int64(len(kept)+len(replaced)) || got.Stored < got.Usage.Bytes/2 || len(got.Layers) == 0 || got.Duration <= 0 {
+		s.Errorf("the backup has %+v, %d bytes were stored, layers %q, duration %s", got.Usage, got.Stored, got.Layers, got.Duration)
+	}
+	restored := s.Create(s.restore(got, s.Create("")))
+	s.wantFiles(restored, map[string]string{"below": "1", "changed below": "2", "kept": kept, "changed": replaced, "new": "2"})
+	got.Usage, got.Stored, got.Layers, got.Duration = want.Usage, want.Stored, want.Layers, want.Duration
+	testkit.Diff(s, "the rest of the backup", got, want)
+}
+
+func runningPart(s *suite) {
+	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "a.log": "1", "not": "1"}))
+	s.Write(s, id, "b", "1")
+	b := s.newBackup()
+	b.Sandbox, b.BackupSelection = id, sandbox.BackupSelection{Paths: []string{"/srv/a", "/srv/b"}}
+	b, err := s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, func() { s.Write(s, id, "b", "2") }, func() {}), ignoreProgress)
+	s.Must(err)
+	s.wantFiles(s.overlay(b, s.snapshotOf(map[string]string{"rest": "3"})), map[string]string{"a": "1", "b": "2", "rest": "3"})
+	b = s.newBackup()
+	b.Sandbox, b.BackupSelection = id, sandbox.BackupSelection{Excludes: []string{"*.log", "not"}}
+	b, err = s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, func() { s.Write(s, id, "b.log", "3") }, func() {}), ignoreProgress)
+	s.Must(err)
+	s.wantFiles(s.Create(s.restore(b, s.Create(""))), map[string]string{"a": "1", "b": "2"})
+	b.Paths = []string{"/srv/none"}
+	_, err = s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, func() { s.Error("stopped programs for a path that does not exist") }, func() {}), ignoreProgress)
+	if invalid, ok := errors.AsType[*sandbox.InvalidError](err); !ok || invalid.Field != "paths" {
+		s.Errorf("a path that does not exist: %v", err)
+	}
+}
+
+func failedStop(s *suite) {
+	failed := errors.New("it failed")
+	for name, stop := range map[string]sandbox.StopPrograms{
+		"before": func(context.Context, func(context.Context) error) (sandbox.Duration, sandbox.Sandbox, error) {
+			return 0, sandbox.Sandbox{}, failed
+		},
+		"after": func(ctx context.Context, capture func(context.Context) error) (sandbox.Duration, sandbox.Sandbox, error) {
+			s.Must(capture(ctx))
+			return 0, sandbox.Sandbox{}, failed
+		},
+		"canceled": func(ctx context.Context, capture func(context.Context) error) (sandbox.Duration, sandbox.Sandbox, error) {
+			ended, cancel := context.WithCancel(ctx)
+			cancel()
+			err := capture(ended)
+			if !errors.Is(err, context.Canceled) {
+				s.Errorf("the capture with an ended context: %v", err)
+			}
+			return 0, sandbox.Sandbox{}, failed
+		},
+	} {
+		id := s.Create("")
+		s.Write(s, id, "a", "1")
+		b := s.newBackup()
+		b.Sandbox = id
+		if _, err := s.on.Backups.CreateRunning(s.Ctx, b, stop, ignoreProgress); !errors.Is(err, failed) {
+			s.Errorf("%s: %v", name, err)
+		}
+	}
+	b := s.newBackup() // no container has its id
+	if _, err := s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, func() {}, func() {}), ignoreProgress); !errors.Is(err, sandbox.ErrNoContainer) {
+		s.Errorf("an unknown container: %v", err)
+	}
+	s.wantListed()
+}
+
+func replaced(s *suite) {
+	b := s.newBackup()
+	b.Sandbox = sandbox.NewID()
+	spec := s.Spec(s, b.Sandbox)
+	s.Must(s.Engine.Create(s.Ctx, spec))
+	s.Cleanup(func() { s.Remove(b.Sandbox) })
+	s.Write(s, b.Sandbox, "a", "1")
+	_, err := s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, func() {
+		s.Remove(b.Sandbox)
+		s.Must(s.Engine.Create(s.Ctx, spec))
+	}, func() {}), ignoreProgress)
+	if !errors.Is(err, sandbox.ErrNeedsSnapshot) {
+		s.Errorf("another container: %v", err)
+	}
+	s.wantListed()
 }

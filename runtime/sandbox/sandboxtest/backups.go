@@ -15,7 +15,7 @@ import (
 )
 
 // Backups implements sandbox.Backups for an Engine's snapshots, with an object store in memory. Its Faults
-// apply to the operations "create", "restore", which is also Download, "overlay", "list" and "delete".
+// apply to the operations "create", "capture", "restore", which is also Download, "overlay", "list" and "delete".
 type Backups struct {
 	Faults
 	engine *Engine
@@ -57,14 +57,60 @@ func (b *Backups) Create(ctx context.Context, record sandbox.Backup, snapshot sa
 	if err != nil {
 		return sandbox.Backup{}, err
 	}
-	record.Usage = contentOf(files)
-	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Total: record.Usage})
+	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Total: contentOf(files)})
+	return b.create(ctx, record, files, progress)
+}
+
+// CreateRunning implements sandbox.Backups.
+func (b *Backups) CreateRunning(ctx context.Context, record sandbox.Backup, stop sandbox.StopPrograms, progress func(sandbox.BackupProgress)) (sandbox.Backup, error) {
+	b.engine.mu.Lock()
+	c := b.engine.containers[record.Sandbox]
+	b.engine.mu.Unlock()
+	if c == nil {
+		return sandbox.Backup{}, fmt.Errorf("disk of %s: %w", record.Sandbox, sandbox.ErrNoContainer)
+	}
+	files, err := b.filesOf(c, record)
+	if err != nil {
+		return sandbox.Backup{}, err
+	}
+	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Total: contentOf(files)})
+	record.Frozen, record.Origin, err = stop(ctx, func(ctx context.Context) error {
+		if err := b.begin(ctx, "capture"); err != nil {
+			return err
+		}
+		b.engine.mu.Lock()
+		now := b.engine.containers[record.Sandbox]
+		b.engine.mu.Unlock()
+		if now != c {
+			return fmt.Errorf("disk of %s: %w", record.Sandbox, sandbox.ErrNeedsSnapshot)
+		}
+		files, err = b.filesOf(c, record)
+		return err
+	})
+	if err != nil {
+		return sandbox.Backup{}, err
+	}
+	return b.create(ctx, record, files, progress)
+}
+
+// filesOf returns the files of a container's disk that a backup contains.
+func (b *Backups) filesOf(c *container, record sandbox.Backup) (map[string]string, error) {
+	b.engine.mu.Lock()
+	defer b.engine.mu.Unlock()
+	return selected(c.disk(), record.BackupSelection)
+}
+
+// create stores a backup.
+func (b *Backups) create(ctx context.Context, record sandbox.Backup, files map[string]string, progress func(sandbox.BackupProgress)) (sandbox.Backup, error) {
 	if err := b.begin(ctx, "create"); err != nil {
 		return sandbox.Backup{}, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	record.Layers, record.Stored = []string{b.image}, b.missing(files)
+	if len(b.stored) >= sandbox.MaxBackups {
+		return sandbox.Backup{}, fmt.Errorf("%w (%d)", sandbox.ErrTooManyBackups, sandbox.MaxBackups)
+	}
+	record.Usage, record.Layers, record.Stored = contentOf(files), []string{b.image}, b.missing(files)
 	record.Duration = sandbox.Duration(time.Since(record.CreatedAt))
 	b.stored[record.ID] = storedBackup{record, files}
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Done: record.Usage, Total: record.Usage})
