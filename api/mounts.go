@@ -20,7 +20,7 @@ func (a *API) registerMounts() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/mounts", id: "create-mount", tag: "mounts", status: http.StatusCreated,
 		summary: "Mount a bucket as a folder of a sandbox",
-		description: "The node has the credentials; the sandbox does not. Wakes the sandbox. Files that the folder has already are hidden until the bucket is unmounted. " +
+		description: "The node has the credentials; the sandbox does not. Wakes the sandbox. The folder's existing files are hidden until the bucket is unmounted. " +
 			"The mount remains when the sandbox sleeps, stops or is archived, and when the node starts again; forks have it, too. Repeating the request changes nothing.",
 		codes: slices.Concat(wakeCodes, []problem.Code{problem.MountExists, problem.MountPointInvalid, problem.ObjectStoreFailed, problem.FUSERequired, problem.NodeDiskFull}),
 	}, withSandboxBody(a, a.createMount))

@@ -16,8 +16,8 @@ func (a *API) registerNode() {
 	register(a, route{
 		method: http.MethodGet, path: "/node/df", id: "get-disk-usage", tag: "node",
 		summary: "Get the disk usage of the node",
-		description: "Sums are of your sandboxes and snapshots. Everything else on the file system is in `other_bytes`. Sizes are allocated disk space; blocks that files share count for each of them. " +
-			"The node does not measure for the response: a sandbox that changed its disk was usually measured within the last five minutes, see `measured_at`. Never wakes a sandbox.",
+		description: "The sums cover the caller's sandboxes and snapshots. Everything else on the file system is in `other_bytes`. Sizes are allocated disk space; blocks that files share count for each of them. " +
+			"The request does not measure disks: a disk that has changed was usually measured within the last five minutes (`measured_at`). Never wakes a sandbox.",
 	}, a.diskUsage)
 }
 

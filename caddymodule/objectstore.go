@@ -100,7 +100,7 @@ func (b *Backups) validateBackups(known func(value string) bool) error {
 	return nil
 }
 
-// always knows all values.
+// always reports every value as known.
 func always(string) bool { return true }
 
 // settings returns the configuration with its placeholders replaced, or an error if it is invalid. Errors do not
@@ -149,7 +149,7 @@ func (a *App) bucketSettings() (map[string]bucket.Bucket, error) {
 	return buckets, nil
 }
 
-// bucketName is what clients of the API may write, also before a slash.
+// bucketName matches the names of buckets. They contain no slash, because doze mount add separates the prefix with one.
 var bucketName = regexp.MustCompile(`\A[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?\z`)
 
 func checkBucketName(name string) error {

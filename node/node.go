@@ -65,7 +65,7 @@ type Config struct {
 	PolicyCompiler string
 	// Backups is where backups of sandboxes are stored; nil: nowhere.
 	Backups *Backups
-	// Buckets are those that sandboxes may mount, by name.
+	// Buckets are the buckets that sandboxes may mount, by name.
 	Buckets map[string]bucket.Bucket
 }
 

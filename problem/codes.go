@@ -190,9 +190,9 @@ var (
 	MountNotFound = define(API, "mount_not_found", http.StatusNotFound, "Mount not found",
 		"No bucket is mounted at that path of the sandbox. `GET …/mounts` lists the mounts.")
 	MountExists = define(API, "mount_exists", http.StatusConflict, "Path in use by a mount",
-		"Another bucket, or the same one in another way, is mounted at that path, above it or below it. Unmount it first, or use another path.")
+		"Another bucket is mounted at that path, above it or below it, or the same bucket with another prefix or access. Unmount it first, or use another path.")
 	MountPointInvalid = define(API, "mount_point_invalid", http.StatusUnprocessableEntity, "Invalid mount point",
-		"The path is a file, has a symbolic link, or cannot be created in the sandbox. `detail` has the cause.")
+		"The path is a file, contains a symbolic link, or cannot be created in the sandbox. `detail` has the cause.")
 	SessionNotFound = define(API, "session_not_found", http.StatusNotFound, "Session not found",
 		"The sandbox has no session with this id.")
 	SessionLost = define(API, "session_lost", http.StatusGone, "Session has ended",

@@ -21,5 +21,5 @@ type MountRequest struct {
 	Bucket   string `json:"bucket" minLength:"1" maxLength:"63" doc:"Name of the bucket in the node's configuration" example:"datasets"`
 	Prefix   string `json:"prefix,omitempty" maxLength:"512" doc:"Folder in the bucket. Default: the whole bucket" example:"images/2026"`
 	Path     string `json:"path" minLength:"1" maxLength:"4095" doc:"Folder in the sandbox, as an absolute path without symbolic links; created if necessary" example:"/data"`
-	ReadOnly bool   `json:"read_only,omitempty" doc:"Whether programs in the sandbox cannot change the bucket"`
+	ReadOnly bool   `json:"read_only,omitempty" doc:"Mount the bucket read-only, so that programs in the sandbox cannot change it"`
 }

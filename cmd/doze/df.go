@@ -16,10 +16,9 @@ func (a *app) dfCommand() *cobra.Command {
 		Use:   "df",
 		Short: "Print the disk usage of the node, and the space that deletions would free",
 		Long: `Print the disk usage of the node: its file systems, the sums of sandboxes and snapshots, and
-the sandboxes with the largest disks. UNUSED is the space that deleting the snapshots that no
-sandbox is based on would free, and FREED the space that deleting the sandbox would free. The
-disk of a sandbox is as of its last measurement, usually within the last five minutes of its
-use. This never wakes a sandbox.`,
+the sandboxes with the largest disks. UNUSED is the space freed by deleting all snapshots that
+no sandbox is based on. FREED is the space freed by deleting the sandbox. Disks were usually
+measured within the last five minutes of a sandbox's use. This never wakes a sandbox.`,
 		Args: wants(0, 0),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
 			usage, err := node.DiskUsage(ctx, limit)

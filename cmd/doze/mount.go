@@ -30,7 +30,7 @@ func (a *app) addMountCommand() *cobra.Command {
 		Use:   "add SANDBOX BUCKET[/PREFIX] PATH",
 		Short: "Mount a bucket, or a folder of it, as a folder of a sandbox",
 		Long: `Mount a bucket, or a folder of it, as a folder of a sandbox. This wakes the sandbox, and creates
-the folder if necessary. A file is in the bucket when the program that wrote it has closed it.
+the folder if necessary. Files are stored in the bucket when programs close them.
 The mount remains when the sandbox sleeps, stops or is archived.`,
 		Example:           "  doze mount add shop datasets /data\n  doze mount add shop datasets/images /srv/images --read-only",
 		Args:              wants(3, 3),

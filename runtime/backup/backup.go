@@ -131,8 +131,8 @@ type record struct {
 	Format int `json:"format"`
 }
 
-// Versions of the records and of the layout of backups. A node ignores backups of later versions: one without partial
-// backups would replace the whole disk by them.
+// Versions of the records and of the layout of backups. A node ignores backups of later versions: a node that does not
+// support partial backups would replace the whole disk with one.
 const (
 	wholeFormat   = 1
 	partialFormat = 2

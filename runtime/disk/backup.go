@@ -12,7 +12,8 @@ import (
 // ErrNoImage means that Podman's storage does not have the image that Adopt needs. Errors wrap it.
 var ErrNoImage = errors.New("image not found")
 
-// ErrNotFolder means that Overlay would replace an entry that is not at one of its paths. Errors wrap it.
+// ErrNotFolder means that below has an entry that is not a folder where a folder contains one of the paths of Overlay.
+// Errors wrap it.
 var ErrNotFolder = errors.New("not a folder")
 
 // Layers describes the disk of a snapshot or of a container.
@@ -63,10 +64,10 @@ func (c *Client) Adopt(ctx context.Context, snapshot sandbox.SnapshotID, image I
 	return err
 }
 
-// Overlay converts the folder from Staging, which has entries at absolute paths only, to a snapshot. Its disk is the disk of
-// the snapshot below with these entries instead of its own. If below has an
-// entry that is not a folder where a folder contains one of the paths, Overlay returns ErrNotFolder. The snapshot is
-// durable when Overlay returns.
+// Overlay converts the folder from Staging, which has entries only at the absolute paths, to a snapshot. The disk of
+// the new snapshot is the disk of the snapshot below, with the entries at these paths replaced. If below has an entry that
+// is not a folder where a folder contains one of the paths, Overlay returns ErrNotFolder. The snapshot is durable when
+// Overlay returns.
 func (c *Client) Overlay(ctx context.Context, snapshot, below sandbox.SnapshotID, paths []string) error {
 	_, err := c.callHelper(ctx, "Overlay", "", wire.Request{Snapshot: string(snapshot), Below: string(below), Paths: paths})
 	return err

@@ -21,8 +21,8 @@ type Service struct {
 	done chan struct{}
 }
 
-// StartService starts a program in the user namespace of the helper at netnsHelper. name is for messages: what the
-// program prints is a warning in the log. ctx bounds the start only.
+// StartService starts a program in the user namespace of the helper at netnsHelper. name identifies the program in log
+// messages; what it prints to standard error is logged as warnings. ctx bounds only the start.
 func StartService(ctx context.Context, netnsHelper, name string, log *slog.Logger, program string, args ...string) (*Service, error) {
 	userNS, err := UserNamespace(ctx, netnsHelper)
 	if err != nil {
@@ -56,7 +56,7 @@ func StartService(ctx context.Context, netnsHelper, name string, log *slog.Logge
 	return s, nil
 }
 
-// CallWithin is Call that ends with ctx. The call then goes on.
+// CallWithin is like Call, but returns ctx.Err() if ctx ends first. The service still completes the call.
 func (s *Service) CallWithin(ctx context.Context, method string, request, reply any) error {
 	call := s.Go(method, request, reply, make(chan *rpc.Call, 1))
 	select {

@@ -29,7 +29,7 @@ func (e *Error) Error() string { return e.Message }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Classify returns the failure that err, an error of minio-go, stands for. err must not be nil.
+// Classify returns the failure that err, an error of minio-go, represents. err must not be nil.
 func Classify(err error) *Error {
 	failure := &Error{Code: Unreachable, Message: err.Error(), Err: err}
 	response, ok := errors.AsType[minio.ErrorResponse](err)

@@ -26,8 +26,8 @@ func (m *Manager) dropSnapshot(ctx context.Context, s Snapshot) {
 // collectSoon removes deleted snapshots in the background.
 func (m *Manager) collectSoon() { m.spawn(m.collect) }
 
-// collect removes the files of deleted snapshots that no disk is based on. The storage removes files
-// that other snapshots are based on with the last of these.
+// collect removes the files of deleted snapshots that no disk is based on. If other
+// snapshots are based on it, Podman's storage retains its files until the last of these is removed.
 func (m *Manager) collect(ctx context.Context) {
 	m.snapshots.collecting.Lock()
 	defer m.snapshots.collecting.Unlock()
@@ -158,9 +158,9 @@ func (m *Manager) measureSnapshot(ctx context.Context, id SnapshotID) {
 		m.log.Warn("failed to measure a snapshot", "snapshot", id, "error", err)
 		return
 	}
-	m.snapshots.collecting.Lock() // so that its record is neither removed
+	m.snapshots.collecting.Lock() // prevents removal of its record
 	defer m.snapshots.collecting.Unlock()
-	m.snapshots.changing.Lock() // nor changed meanwhile
+	m.snapshots.changing.Lock() // prevents changes of its record
 	defer m.snapshots.changing.Unlock()
 	s, ok := m.snapshots.get(id)
 	if !ok || s.Progress == snapshotCopying || s.Progress == snapshotMoving {

@@ -54,7 +54,7 @@ type SandboxDisk struct {
 	Name  string
 	State State
 	// Bytes is the size of its disk as last measured, without its image or snapshot. MeasuredAt is the time of
-	// that measurement; zero: before the node started, or never.
+	// that measurement; zero if the disk has not been measured since the node started.
 	Bytes      int64
 	MeasuredAt time.Time
 	// Limit of its disk; 0: none.
@@ -65,7 +65,7 @@ type SandboxDisk struct {
 
 // DiskReport returns what takes disk space, with the owner's sandboxes and snapshots. Largest has at most
 // limit sandboxes. The report uses existing measurements: it reads only the memory of the node, and the
-// sizes of the file systems, the store and the cache of backups. It wakes nothing.
+// sizes of the file systems, the store and the cache of backups. It never wakes a sandbox.
 func (m *Manager) DiskReport(ctx context.Context, owner string, limit int) (DiskReport, error) {
 	spaces, err := m.deps.Disks.Space()
 	if err != nil {

@@ -15,7 +15,8 @@ type BackupSelection struct {
 	// Paths are absolute paths of files and folders. A backup with paths is partial: it contains the merged files of
 	// the disk and the image at these paths, and restoring it replaces the disk at these paths only.
 	Paths []string `json:"paths,omitempty"`
-	// Excludes are patterns as in a .gitignore file in the root of what to leave out. They do not apply to Paths themselves.
+	// Excludes are patterns of files and folders to leave out, as in a .gitignore file in the root folder. They do not
+	// apply to Paths themselves.
 	Excludes []string `json:"excludes,omitempty"`
 	// Gitignore leaves out what the .gitignore files in work trees of git ignore.
 	Gitignore bool `json:"gitignore,omitempty"`

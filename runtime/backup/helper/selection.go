@@ -19,8 +19,8 @@ import (
 const (
 	gitFolder  = ".git"
 	ignoreFile = ".gitignore"
-	// maxMatching limits the time to match the names of a disk with patterns, in the scan and in the upload each. 100
-	// patterns take 10 µs for a name.
+	// maxMatching limits the time for matching the names of a disk against patterns, separately for the scan and
+	// for the upload. Matching a name against 100 patterns takes 10 µs.
 	maxMatching = 10 * time.Minute
 	// maxPatterns limits the patterns of all .gitignore files that apply to one folder. Large repositories have 500.
 	maxPatterns = 2000

@@ -58,8 +58,8 @@ func (l *watchLog) drop() {
 	}
 }
 
-// compact moves the events to an array of their size, and their paths to another. A burst has
-// enlarged the former, and left each path among garbage, whose pages it holds.
+// compact copies the events to an array of exactly their size, and their paths to another. After
+// a burst, the old array is too large, and each remaining path keeps a page of garbage in memory.
 func (l *watchLog) compact() {
 	size := 0
 	for _, ev := range l.events {
