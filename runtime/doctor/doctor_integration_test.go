@@ -5,6 +5,7 @@ package doctor
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -20,5 +21,16 @@ func TestAPreparedHostCanRunSandboxes(t *testing.T) {
 	}
 	if !CanRun(findings) {
 		t.Error("it cannot run")
+	}
+}
+
+// These two obstacles are the same on each host with a Podman of up to 5.8.
+func TestTheKernelAndPodmanRefuseRootlessCheckpoints(t *testing.T) {
+	f := checkpoint(t.Context(), Config{Host: Machine{}})
+	const want = "a reboot ends the memory of sandboxes: " +
+		"the kernel suspends their seccomp filters, as CRIU requires, only with CAP_SYS_ADMIN on the host; " +
+		"podman refuses: checkpointing a container requires root"
+	if !f.OK || f.Level != LevelInfo || !strings.HasPrefix(f.Detail, want) {
+		t.Errorf("%+v; want %q", f, want)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,10 +26,13 @@ type host struct {
 	root   string
 	uid    int
 	output map[string]string // by command with its arguments
+	fails  map[string]error  // by command with its arguments
 	denied map[string]bool   // paths to which access is denied
 	listen map[int]error
 	free   uint64
 	files  uint64
+	// seccomp is the result of SuspendSeccomp.
+	seccomp error
 }
 
 func (h *host) UID() int                              { return h.uid }
@@ -38,6 +42,7 @@ func (h *host) Stat(path string) (fs.FileInfo, error) { return os.Stat(h.at(path
 func (h *host) Listen(port int) error                 { return h.listen[port] }
 func (h *host) Free(string) (uint64, error)           { return h.free, nil }
 func (h *host) OpenFiles() (uint64, error)            { return h.files, nil }
+func (h *host) SuspendSeccomp() error                 { return h.seccomp }
 
 func (h *host) Access(path string, _ uint32) error {
 	if h.denied[path] {
@@ -58,7 +63,10 @@ func (h *host) Find(command string) (string, error) {
 func (h *host) Run(_ context.Context, command string, args ...string) (string, error) {
 	line := strings.Join(append([]string{command}, args...), " ")
 	out, ok := h.output[line]
-	if !ok {
+	switch err := h.fails[line]; {
+	case err != nil:
+		return out, err
+	case !ok:
 		return "", fmt.Errorf("%s: exit status 125", line)
 	}
 	return out, nil
@@ -83,6 +91,12 @@ func (h *host) remove(t *testing.T, path string) {
 
 const podmanInfo = "/usr/bin/podman info --format {{.Store.GraphDriverName}}"
 
+const (
+	checkpointCommand = "/usr/bin/podman --log-level=error container checkpoint .doctor"
+	crunCheckpoint    = "/usr/bin/crun checkpoint --help"
+	criuCheck         = `/usr/bin/podman unshare -- sh -c exec "$0" check 2>&1 /usr/bin/criu`
+)
+
 const networkCheck = "/usr/bin/podman unshare -- /usr/bin/doze-netns check"
 
 // healthyHost returns a host on which every check passes.
@@ -91,6 +105,7 @@ func healthyHost(t *testing.T) (*host, doctor.Config) {
 		root:   t.TempDir(),
 		uid:    999,
 		output: map[string]string{"/usr/bin/podman --version": "podman version 5.4.2\n", podmanInfo: "overlay\n", networkCheck: ""},
+		fails:  map[string]error{},
 		denied: map[string]bool{},
 		listen: map[int]error{},
 		free:   100 << 30,
@@ -433,6 +448,55 @@ func TestMachine(t *testing.T) {
 	}
 }
 
+// The kernel's conditions are in check_ptrace_options of kernel/ptrace.c.
+func TestOnlyAdministratorsOfTheHostSuspendSeccompFilters(t *testing.T) {
+	var want error
+	switch {
+	case !exists("/proc/sys/kernel/ns_last_pid"): // has the same option of the kernel
+		want = syscall.EINVAL
+	case !administersHost(t):
+		want = syscall.EPERM
+	}
+	if err := (doctor.Machine{}).SuspendSeccomp(); !errors.Is(err, want) {
+		t.Errorf("got %v, want %v", err, want)
+	}
+	var status unix.WaitStatus
+	if pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil); !errors.Is(err, unix.ECHILD) {
+		t.Errorf("it left a process: %d, %v", pid, err)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// administersHost reports whether this process has CAP_SYS_ADMIN in the initial user namespace,
+// and no seccomp filter.
+func administersHost(t *testing.T) bool {
+	t.Helper()
+	ids, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var capabilities, filter uint64
+	for line := range strings.Lines(string(text)) {
+		for key, value := range map[string]*uint64{"CapEff:": &capabilities, "Seccomp:": &filter} {
+			if hex, ok := strings.CutPrefix(line, key); ok {
+				if *value, err = strconv.ParseUint(strings.TrimSpace(hex), 16, 64); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	initial := slices.Equal(strings.Fields(string(ids)), []string{"0", "0", "4294967295"})
+	return initial && filter == 0 && capabilities&(1<<unix.CAP_SYS_ADMIN) != 0
+}
+
 func TestDiskLimitsAreDescribed(t *testing.T) {
 	const root = "1 0 8:1 / / rw - ext4 /dev/a rw\n"
 	for name, c := range map[string]struct{ mounts, want string }{
@@ -449,5 +513,85 @@ func TestDiskLimitsAreDescribed(t *testing.T) {
 		if !f.OK || !strings.HasPrefix(f.Detail, "measured ") || !strings.Contains(f.Detail, c.want) {
 			t.Errorf("%s: %+v; want %q", name, f, c.want)
 		}
+	}
+}
+
+// The messages are from Debian 12 and 13.
+func TestEachObstacleToCheckpointsIsReported(t *testing.T) {
+	const prefix = "a reboot ends the memory of sandboxes: "
+	permits := func(t *testing.T, h *host) {
+		h.fails[checkpointCommand] = errors.New(`exit status 125: Error: no container with name or ID ".doctor" found`)
+		h.output[crunCheckpoint] = "Usage: crun [OPTION...] checkpoint CONTAINER\n"
+		h.write(t, "/usr/bin/criu", "")
+		h.output["/usr/bin/criu --version"] = "Version: 4.1.1\n"
+		h.output[criuCheck] = "Looks good.\n"
+	}
+	exit := errors.New("exit status 1")
+	for name, c := range map[string]struct {
+		make func(*testing.T, *host)
+		want string
+	}{
+		"none": {func(*testing.T, *host) {}, "doze takes no checkpoints, although this host seems to permit them"},
+		"unprivileged": {func(_ *testing.T, h *host) { h.seccomp = os.NewSyscallError("ptrace", syscall.EPERM) },
+			"the kernel suspends their seccomp filters, as CRIU requires, only with CAP_SYS_ADMIN on the host"},
+		"a kernel without checkpoints": {func(_ *testing.T, h *host) { h.seccomp = os.NewSyscallError("ptrace", syscall.EINVAL) },
+			"the kernel has no CONFIG_CHECKPOINT_RESTORE"},
+		"no tracing": {func(_ *testing.T, h *host) { h.seccomp = errors.New("trace a process: it did not stop: status 0x100") },
+			"the kernel may not suspend their seccomp filters: trace a process: it did not stop: status 0x100"},
+		"podman refuses": {func(_ *testing.T, h *host) {
+			h.fails[checkpointCommand] = errors.New("exit status 125: Error: checkpointing a container requires root")
+		}, "podman refuses: checkpointing a container requires root"},
+		"podman fails": {func(_ *testing.T, h *host) { h.fails[checkpointCommand] = errors.New("signal: killed") },
+			"podman refuses: signal: killed"},
+		"no podman": {func(t *testing.T, h *host) { h.remove(t, "/usr/bin/podman") }, "podman is missing"},
+		"crun without CRIU": {func(_ *testing.T, h *host) { delete(h.output, crunCheckpoint) },
+			"crun is built without CRIU"},
+		"no crun": {func(t *testing.T, h *host) { h.remove(t, "/usr/bin/crun") }, "crun is missing"},
+		"no CRIU": {func(t *testing.T, h *host) { h.remove(t, "/usr/bin/criu") }, "criu is not installed"},
+		"CRIU without a library": {func(_ *testing.T, h *host) {
+			h.fails["/usr/bin/criu --version"] = errors.New("exit status 127: libnet.so.1: cannot open shared object file")
+		}, "criu does not run: exit status 127: libnet.so.1: cannot open shared object file"},
+		"CRIU of Debian 13": {func(_ *testing.T, h *host) {
+			h.fails[criuCheck] = exit
+			h.output[criuCheck] = "Warn  (criu/net.c:3683): net: Unable to get socket network namespace\n" +
+				"Error (criu/net.c:1253): net: Unexpected error: -1(Operation not permitted)\n" +
+				"Error (criu/cr-check.c:1056): Can't turn TCP repair mode ON: Operation not permitted\n" +
+				"Warn  (criu/cr-check.c:1654): Does not look good.\n"
+		}, "criu 4.1.1: net: Unexpected error: -1(Operation not permitted), Can't turn TCP repair mode ON: Operation not permitted"},
+		"CRIU of Debian 12 on a later kernel": {func(_ *testing.T, h *host) {
+			h.output["/usr/bin/criu --version"] = "Version: 3.17.1\n"
+			h.fails[criuCheck] = exit
+			h.output[criuCheck] = "Error (criu/vdso.c:613): vdso: Failed to fill self vdso symtable\n" +
+				"Error (criu/kerndat.c:1615): kerndat_vdso_fill_symtable failed when initializing kerndat.\n" +
+				"Error (criu/crtools.c:260): Could not initialize kernel features detection.\n"
+		}, "criu 3.17.1: kerndat_vdso_fill_symtable failed when initializing kerndat, Could not initialize kernel features detection"},
+		"CRIU without a message": {func(_ *testing.T, h *host) { h.fails[criuCheck] = exit }, "criu 4.1.1: exit status 1"},
+		"Debian 12": {func(t *testing.T, h *host) {
+			h.seccomp = syscall.EPERM
+			h.fails[checkpointCommand] = errors.New("exit status 125: Error: checkpointing a container requires root")
+			delete(h.output, crunCheckpoint)
+			h.remove(t, "/usr/bin/criu")
+		}, "the kernel suspends their seccomp filters, as CRIU requires, only with CAP_SYS_ADMIN on the host; " +
+			"podman refuses: checkpointing a container requires root; crun is built without CRIU; criu is not installed"},
+	} {
+		h, cfg := healthyHost(t)
+		permits(t, h)
+		c.make(t, h)
+		all := doctor.Check(t.Context(), cfg)
+		f := all[slices.IndexFunc(all, func(f doctor.Finding) bool { return f.Name == "checkpoint" })]
+		want := doctor.Finding{Name: "checkpoint", OK: true, Level: doctor.LevelInfo, Detail: prefix + c.want}
+		if diff := cmp.Diff(want, f); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestTheCheckOfCheckpointsCanBeOmitted(t *testing.T) {
+	_, cfg := healthyHost(t)
+	all := doctor.Check(t.Context(), cfg)
+	at := slices.IndexFunc(all, func(f doctor.Finding) bool { return f.Name == "checkpoint" })
+	cfg.WithoutCheckpoint = true
+	if diff := cmp.Diff(slices.Delete(all, at, at+1), doctor.Check(t.Context(), cfg)); diff != "" {
+		t.Errorf("the other checks (-with +without the checkpoints):\n%s", diff)
 	}
 }

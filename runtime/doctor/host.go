@@ -9,8 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +39,11 @@ type Host interface {
 	Free(path string) (uint64, error)
 	// OpenFiles returns the limit of this process's open descriptors.
 	OpenFiles() (uint64, error)
+	// SuspendSeccomp suspends the seccomp filter of a process that it starts for this:
+	// PTRACE_O_SUSPEND_SECCOMP of ptrace(2), by which CRIU dumps a process with a filter.
+	// The errors of the kernel are EINVAL without CONFIG_CHECKPOINT_RESTORE, and EPERM
+	// without CAP_SYS_ADMIN in the initial user namespace.
+	SuspendSeccomp() error
 }
 
 // Machine is the Host that this process runs on.
@@ -108,4 +115,26 @@ func (Machine) OpenFiles() (uint64, error) {
 		return 0, err
 	}
 	return limit.Cur, nil
+}
+
+func (Machine) SuspendSeccomp() error {
+	runtime.LockOSThread() // the thread that has started the process traces it
+	defer runtime.UnlockOSThread()
+	process, err := os.StartProcess("/proc/self/exe", nil, &os.ProcAttr{Sys: &syscall.SysProcAttr{Ptrace: true, Pdeathsig: syscall.SIGKILL}})
+	if err != nil {
+		return fmt.Errorf("trace a process: %w", err)
+	}
+	defer func() {
+		_ = process.Kill()
+		_, _ = process.Wait()
+	}()
+	// A traced process stops before its first instruction.
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(process.Pid, &status, 0, nil); err != nil {
+		return fmt.Errorf("trace a process: %w", err)
+	}
+	if !status.Stopped() {
+		return fmt.Errorf("trace a process: it did not stop: status %#x", uint32(status))
+	}
+	return os.NewSyscallError("ptrace", unix.PtraceSetOptions(process.Pid, unix.PTRACE_O_SUSPEND_SECCOMP))
 }

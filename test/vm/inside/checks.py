@@ -275,6 +275,18 @@ def doctor_finds_no_error(ctx):
 
 
 @check
+def doctor_reports_why_a_reboot_ends_memory(ctx):
+    found = next(f["detail"] for f in doctor(ctx) if f["name"] == "checkpoint")
+    reasons = found.removeprefix("a reboot ends the memory of sandboxes: ").split("; ")
+    assert reasons == [
+        "the kernel suspends their seccomp filters, as CRIU requires, only with CAP_SYS_ADMIN on the host",
+        "podman refuses: checkpointing a container requires root",
+        "criu is not installed",
+    ], found
+    return found
+
+
+@check
 def doctor_by_enter_finds_no_error(ctx):
     said = json.loads(run("/usr/lib/doze/enter", "--", "/usr/bin/doze", "doctor", "--json"))["findings"]
     errors = [f for f in said if not f["ok"]]
