@@ -27,24 +27,14 @@ const progressInterval = 200 * time.Millisecond
 // request succeeded. Closing in cancels the request.
 func Run(in io.Reader, out io.Writer) bool {
 	syscall.Umask(0)
-	node := &peer{out: json.NewEncoder(out), orders: make(chan wire.Order)}
-	messages := json.NewDecoder(in)
+	node, messages := newPeer(out), json.NewDecoder(in)
 	var request wire.Request
 	if err := messages.Decode(&request); err != nil {
 		return node.send(wire.Message{Error: &wire.Error{Message: "read the request: " + err.Error()}})
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	go func() { // ends with the process
-		defer cancel()
-		for {
-			var o wire.Order
-			if err := messages.Decode(&o); err != nil {
-				return
-			}
-			node.orders <- o
-		}
-	}()
+	go node.receive(messages, cancel) // ends with the process
 	result, err := serve(ctx, request, node)
 	if err != nil {
 		return node.send(wire.Message{Error: describe(err)})
@@ -58,6 +48,27 @@ type peer struct {
 	out *json.Encoder
 
 	orders chan wire.Order
+}
+
+// maxOrders is how many Orders a request takes.
+const maxOrders = 2
+
+func newPeer(out io.Writer) *peer {
+	return &peer{out: json.NewEncoder(out), orders: make(chan wire.Order, maxOrders)}
+}
+
+// receive receives orders until the node closes the connection, or sends something else, and then calls cancel. It does
+// not wait until an order is taken.
+func (n *peer) receive(messages *json.Decoder, cancel func()) {
+	defer cancel()
+	for range maxOrders {
+		var o wire.Order
+		if messages.Decode(&o) != nil {
+			return
+		}
+		n.orders <- o
+	}
+	_ = messages.Decode(new(json.RawMessage))
 }
 
 // send writes a message. It returns false if the message is an error or cannot be written. It is safe for concurrent use.

@@ -77,7 +77,7 @@ func (r *rig) restore(id string) (string, wire.Result, error) {
 	return request.Target, result, opened.explain(err)
 }
 
-func discarded() *peer { return &peer{out: json.NewEncoder(io.Discard)} }
+func discarded() *peer { return newPeer(io.Discard) }
 
 // entryLine has the properties of an entry that a backup preserves.
 type entryLine struct {

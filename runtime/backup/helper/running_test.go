@@ -39,7 +39,7 @@ func (r *rig) backUpRunning(id string, request wire.Request, n programs) (wire.R
 	testkit.NoError(r, "open", err)
 	in, out := io.Pipe()
 	defer out.Close()
-	p := &peer{out: json.NewEncoder(out), orders: make(chan wire.Order)}
+	p := newPeer(out)
 	ctx := testkit.Context(r)
 	go func() {
 		for messages := json.NewDecoder(in); ; {
@@ -311,7 +311,7 @@ func TestCanceledCaptureStoresNoBackup(t *testing.T) {
 			}
 		}
 	}()
-	if _, err := opened.backUp(ctx, request, &peer{out: json.NewEncoder(out), orders: make(chan wire.Order)}); !errors.Is(err, context.Canceled) {
+	if _, err := opened.backUp(ctx, request, newPeer(out)); !errors.Is(err, context.Canceled) {
 		t.Errorf("created it: %v", err)
 	}
 	if _, _, err := r.restore("first"); describe(err).Code != wire.NotFound {
@@ -320,4 +320,23 @@ func TestCanceledCaptureStoresNoBackup(t *testing.T) {
 	if left, err := os.ReadDir(r.cache); err != nil || strings.Contains(fmt.Sprint(left), "capture-") {
 		t.Errorf("left in the cache: %v, %v", left, err)
 	}
+}
+
+// The record of a backup arrives long before it is taken.
+func TestEndOfTheNodeIsNoticedWhileOrdersWait(t *testing.T) {
+	in, out := io.Pipe()
+	ended := make(chan struct{})
+	n := newPeer(io.Discard)
+	go n.receive(json.NewDecoder(in), func() { close(ended) })
+	orders := json.NewEncoder(out)
+	for range maxOrders {
+		testkit.NoError(t, "send", orders.Encode(wire.Order{Record: json.RawMessage(`{}`)}))
+	}
+	select {
+	case <-ended:
+		t.Error("the request was canceled by an order")
+	default:
+	}
+	testkit.NoError(t, "close", out.Close())
+	testkit.Closed(t, "the request is canceled", ended)
 }
