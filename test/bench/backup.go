@@ -71,8 +71,8 @@ func (s *objectStore) kill() {
 	_ = s.cmd.Wait()
 }
 
-// startBackupNode starts a node with an object store, which is on the same file system.
-func startBackupNode(bin string) (_ *node, err error) {
+// startStoreNode starts a node with an object store, which is on the same file system, and with options for it.
+func startStoreNode(bin string, options func(*objectStore) []string) (_ *node, err error) {
 	home, err := os.UserHomeDir()
 	if err != nil {
 		return nil, err
@@ -84,12 +84,19 @@ func startBackupNode(bin string) (_ *node, err error) {
 	if n.store, err = startObjectStore(filepath.Join(bin, "doze-s3server"), filepath.Join(n.folder, "s3")); err != nil {
 		return n, err
 	}
-	return n, n.start(bin,
-		"backups {",
-		"endpoint "+n.store.url, "bucket "+backupBucket, "region us-east-1",
-		"access_key "+n.store.access, "secret_key "+n.store.secret, "password "+rand.Text(),
-		"}",
-	)
+	return n, n.start(bin, options(n.store)...)
+}
+
+// startBackupNode starts a node that makes backups.
+func startBackupNode(bin string) (*node, error) {
+	return startStoreNode(bin, func(s *objectStore) []string {
+		return []string{
+			"backups {",
+			"endpoint " + s.url, "bucket " + backupBucket, "region us-east-1",
+			"access_key " + s.access, "secret_key " + s.secret, "password " + rand.Text(),
+			"}",
+		}
+	})
 }
 
 // backupSandbox is a sandbox whose disk is backed up and restored.

@@ -79,6 +79,7 @@ var figures = []struct {
 	{"files", startNode, (*bench).withNothing, measureFiles},
 	{"snapshot", startNode, nil, measureSnapshot},
 	{"backup", startBackupNode, nil, measureBackup},
+	{"bucket", startBucketNode, nil, measureBucket},
 	{"throughput", startNode, (*bench).withServer, measureThroughput},
 	{"asleep", startNode, nil, measureAsleep},
 	{"start", startNode, nil, measureStart},
