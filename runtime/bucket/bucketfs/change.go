@@ -10,39 +10,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockName locks the open file that a name leads to against uploads, and returns its node: nil if the
-// kernel does not know the name. The caller calls the function that it returns.
-func (m *mount) lockName(ctx context.Context, key string) (*node, *file, func(), error) {
+// lockName opens the file that a name leads to and locks it, so that writes, uploads and downloads wait, also if a
+// program opens the file meanwhile. The caller calls the function that it returns.
+func (m *mount) lockName(ctx context.Context, key string) (*node, func(), error) {
 	m.mu.Lock()
 	n := m.byKey[nodeKey{key, false}]
-	var f *file
-	if n != nil {
-		f = n.file
+	if n == nil { // the kernel does not know the name, or there is no file
+		n = m.addNode(key, false)
 	}
+	n.open()
+	id, h := m.addFile(n, syscall.O_RDONLY)
 	m.mu.Unlock()
-	if f == nil {
-		return n, nil, func() {}, nil
+	if err := h.file.lock(ctx); err != nil {
+		m.releaseHandle(id)
+		return nil, nil, err
 	}
-	if err := f.lock(ctx); err != nil {
-		return nil, nil, nil, err
-	}
-	return n, f, f.unlock, nil
+	return n, func() {
+		h.file.unlock()
+		m.releaseHandle(id)
+	}, nil
 }
 
-// removeNode detaches the node that a name leads to, because its object was deleted or replaced. Its
-// handles can read a local file only.
-func (m *mount) removeNode(key string) {
+// removeNode detaches a node because its object was deleted or replaced. Its handles can read a local file only.
+func (m *mount) removeNode(n *node) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := m.byKey[nodeKey{key, false}]
-	if n == nil {
-		return
-	}
 	m.detach(n)
-	if n.file != nil {
-		n.file.remove()
-	}
-	m.dropUnused(n)
+	n.file.remove()
 }
 
 // Unlink implements fuse.RawFileSystem.
@@ -53,18 +47,18 @@ func (m *mount) Unlink(interrupt <-chan struct{}, header *fuse.InHeader, name st
 	}
 	ctx, cancel := m.operation(interrupt)
 	defer cancel()
-	_, f, unlock, err := m.lockName(ctx, key)
+	n, unlock, err := m.lockName(ctx, key)
 	if err != nil {
 		return status(ctx, err)
 	}
 	defer unlock()
-	stored := f == nil || f.mayBeStored()
+	stored := n.file.mayBeStored()
 	if stored {
 		if err := m.store.delete(ctx, key); err != nil {
 			return status(ctx, err)
 		}
 	}
-	m.removeNode(key)
+	m.removeNode(n)
 	if stored {
 		m.retainFolder(ctx, parentOf(key))
 	}
@@ -93,34 +87,33 @@ func (m *mount) Rename(interrupt <-chan struct{}, in *fuse.RenameIn, oldName, ne
 	}
 	ctx, cancel := m.operation(interrupt)
 	defer cancel()
-	o, err := m.checkRename(ctx, from, to, in.Flags&unix.RENAME_NOREPLACE != 0)
-	if err != nil {
+	if err := m.checkRename(ctx, from, to, in.Flags&unix.RENAME_NOREPLACE != 0); err != nil {
 		return status(ctx, err)
 	}
-	return status(ctx, m.rename(ctx, from, to, o))
+	return status(ctx, m.rename(ctx, from, to))
 }
 
-// checkRename returns the object at from, if it is not local, or an error if it cannot be renamed to to.
-func (m *mount) checkRename(ctx context.Context, from, to string, exclusive bool) (object, error) {
+// checkRename returns an error if from cannot be renamed to to.
+func (m *mount) checkRename(ctx context.Context, from, to string, exclusive bool) error {
 	source, err := m.findName(ctx, from)
 	switch {
 	case err != nil:
-		return object{}, err
+		return err
 	case source.folder:
-		return object{}, syscall.EXDEV // mv(1) copies
+		return syscall.EXDEV // mv(1) copies
 	}
 	target, err := m.findName(ctx, to)
 	switch {
 	case errno(err) == syscall.ENOENT:
-		return source.object, nil
+		return nil
 	case err != nil:
-		return object{}, err
+		return err
 	case exclusive:
-		return object{}, syscall.EEXIST
+		return syscall.EEXIST
 	case target.folder:
-		return object{}, syscall.EISDIR
+		return syscall.EISDIR
 	}
-	return source.object, nil
+	return nil
 }
 
 // findName is find, which also finds local files.
@@ -134,50 +127,61 @@ func (m *mount) findName(ctx context.Context, key string) (found, error) {
 	return m.find(ctx, key)
 }
 
-func (m *mount) rename(ctx context.Context, from, to string, o object) error {
+func (m *mount) rename(ctx context.Context, from, to string) error {
 	// The kernel does not rename two names concurrently in opposite directions.
-	n, f, unlock, err := m.lockName(ctx, from)
+	n, unlock, err := m.lockName(ctx, from)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	_, _, unlockTarget, err := m.lockName(ctx, to)
+	target, unlockTarget, err := m.lockName(ctx, to)
 	if err != nil {
 		return err
 	}
 	defer unlockTarget()
-	if f == nil { // it may have been uploaded and released since checkRename
-		if o, err = m.store.stat(ctx, from); isNotFound(err) {
-			return syscall.ENOENT
-		} else if err != nil {
-			return err
-		}
+	if err := m.refreshLocked(ctx, n, from); err != nil {
+		return err
 	}
-	copied, stored, err := m.copyTo(ctx, f, from, o, to)
+	copied, stored, err := m.copyTo(ctx, n.file, from, to)
 	if err != nil {
 		return err
 	}
-	m.removeNode(to)
+	m.removeNode(target)
 	if stored {
 		if err := m.store.delete(ctx, from); err != nil {
-			f.markDirty()
+			n.file.markDirty()
 			return err
 		}
 	}
-	if n != nil {
-		m.rekey(n, to, copied)
-	}
+	m.rekey(n, to, copied)
 	if stored {
 		m.retainFolder(ctx, parentOf(from))
 	}
 	return nil
 }
 
-// markDirty marks a local file, which was uploaded to another key, as not uploaded to its own. f may be nil.
-func (f *file) markDirty() {
-	if f == nil {
-		return
+// refreshLocked requests the object of a file that lockName has opened: it may have been uploaded, or replaced by
+// another sandbox. A file that a program has open retains the object that it was opened with.
+func (m *mount) refreshLocked(ctx context.Context, n *node, key string) error {
+	if n.file.isLocal() {
+		return nil
 	}
+	o, err := m.store.stat(ctx, key)
+	if isNotFound(err) {
+		return syscall.ENOENT
+	} else if err != nil {
+		return err
+	}
+	n.file.mu.Lock()
+	defer n.file.mu.Unlock()
+	if n.file.handles == 1 {
+		n.file.base = o
+	}
+	return nil
+}
+
+// markDirty marks a local file, which was uploaded to another key, as not uploaded to its own.
+func (f *file) markDirty() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.scratch != nil {
@@ -186,11 +190,7 @@ func (f *file) markDirty() {
 }
 
 // copyTo creates the object at the new key, and reports whether there may be one at the old key.
-func (m *mount) copyTo(ctx context.Context, f *file, from string, o object, to string) (copied object, stored bool, err error) {
-	if f == nil {
-		copied, err = m.store.copy(ctx, from, o, to)
-		return copied, true, err
-	}
+func (m *mount) copyTo(ctx context.Context, f *file, from, to string) (copied object, stored bool, err error) {
 	scratch, base := f.content()
 	stored = f.mayBeStored()
 	if !f.isDirty() {
@@ -204,7 +204,7 @@ func (m *mount) copyTo(ctx context.Context, f *file, from string, o object, to s
 	return copied, stored, err
 }
 
-// rekey changes the name of a node.
+// rekey changes the name of a node, which lockName has opened.
 func (m *mount) rekey(n *node, key string, o object) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -214,13 +214,11 @@ func (m *mount) rekey(n *node, key string, o object) {
 	m.detach(n)
 	n.key, n.removed = key, false
 	m.byKey[nodeKey{key, false}] = n
-	if n.cached == n.object.etag && n.file == nil {
+	n.object, n.at = o, time.Now()
+	n.file.mu.Lock()
+	defer n.file.mu.Unlock()
+	if n.cached == n.file.base.etag {
 		n.cached = o.etag
 	}
-	n.object, n.at = o, time.Now()
-	if n.file != nil {
-		n.file.mu.Lock()
-		defer n.file.mu.Unlock()
-		n.file.base, n.file.stored = o, true
-	}
+	n.file.base, n.file.stored = o, true
 }

@@ -3,12 +3,17 @@
 package bucketfs
 
 import (
+	"errors"
+	"net/http"
 	"os"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/runtime/backup/s3test"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -184,4 +189,46 @@ func TestRenameOfFileThatIsOpenForWriting(t *testing.T) {
 	r.wantObject("b", "first, second")
 	r.wantNoObject("a")
 	r.wantNames("", "b")
+}
+
+// Requests to write the file arrive while the object store has both names. Linux delays them itself, with a lock of the
+// inode, so this test does not use the kernel.
+func TestRenameLosesNoConcurrentWrite(t *testing.T) {
+	r := newRig(t)
+	r.put("a", "old")
+	r.wantFile("a", "old")
+	m, written := r.server.mount, make(chan error, 1)
+	r.s3.Fail(func(req *http.Request) s3test.Fault {
+		if req.Method != http.MethodDelete {
+			return s3test.Fault{}
+		}
+		m.mu.Lock()
+		id := m.byKey[nodeKey{prefix + "a", false}].id
+		m.mu.Unlock()
+		var opened fuse.OpenOut
+		err := failure(m.Open(nil, &fuse.OpenIn{InHeader: fuse.InHeader{NodeId: id}, Flags: syscall.O_WRONLY}, &opened))
+		go func() {
+			_, code := m.Write(nil, &fuse.WriteIn{Fh: opened.Fh}, []byte("new"))
+			err = errors.Join(err, failure(code), failure(m.Flush(nil, &fuse.FlushIn{Fh: opened.Fh})))
+			m.Release(nil, &fuse.ReleaseIn{Fh: opened.Fh})
+			written <- err
+		}()
+		select { // the write waits for the rename, or is too early
+		case err := <-written:
+			written <- err
+		case <-time.After(time.Second):
+		}
+		return s3test.Fault{}
+	})
+	testkit.NoError(t, "rename", os.Rename(r.path("a"), r.path("b")))
+	testkit.NoError(t, "write", testkit.Receive(t, "the end of the write", written))
+	r.wantNoObject("a")
+	r.wantObject("b", "new")
+}
+
+func failure(code fuse.Status) error {
+	if code.Ok() {
+		return nil
+	}
+	return syscall.Errno(code)
 }

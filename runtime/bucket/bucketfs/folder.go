@@ -49,12 +49,11 @@ func (m *mount) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 	if n == nil || !n.folder {
 		return fuse.ENOTDIR
 	}
-	h := &folderHandle{key: n.key}
-	id, err := m.addHandle(h)
-	out.Fh = id
-	if err != nil {
-		return fuse.Status(errno(err))
+	if len(m.handles) >= maxHandles {
+		return fuse.Status(syscall.ENFILE)
 	}
+	h := &folderHandle{key: n.key}
+	out.Fh = m.addHandle(h)
 	h.rewind(m.localEntries(n.key))
 	return fuse.OK
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -84,14 +83,11 @@ func (m *mount) operation(interrupt <-chan struct{}) (context.Context, context.C
 	return ctx, func() { cancel(context.Canceled) }
 }
 
-// addHandle returns the id of a new handle, or ENFILE. The caller holds m.mu.
-func (m *mount) addHandle(h any) (uint64, error) {
-	if len(m.handles) >= maxHandles {
-		return 0, syscall.ENFILE
-	}
+// addHandle returns the id of a new handle. The caller holds m.mu.
+func (m *mount) addHandle(h any) uint64 {
 	m.lastHandle++
 	m.handles[m.lastHandle] = h
-	return m.lastHandle, nil
+	return m.lastHandle
 }
 
 func (m *mount) handle(id uint64) *handle {

@@ -28,6 +28,14 @@ type node struct {
 // isFresh reports whether the object needs no request.
 func (n *node) isFresh() bool { return !n.at.IsZero() && time.Since(n.at) < validity }
 
+// open gives a node without a file one with its object. The caller holds mount.mu.
+func (n *node) open() {
+	if n.file == nil {
+		n.file = newFile()
+		n.file.base, n.file.stored = n.object, true
+	}
+}
+
 // node returns the node of an id, or nil.
 func (m *mount) node(id uint64) *node {
 	m.mu.Lock()

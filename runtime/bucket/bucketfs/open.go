@@ -73,29 +73,25 @@ func (m *mount) openNode(n *node, flags uint32) (uint64, *handle, error) {
 	if n.removed && n.file == nil {
 		return 0, nil, errStale // the kernel looks the name up again
 	}
-	if n.file == nil {
-		n.file = newFile()
-		n.file.base, n.file.stored = n.object, true
+	if len(m.handles) >= maxHandles {
+		return 0, nil, syscall.ENFILE
 	}
-	return m.addFile(n, flags)
+	n.open()
+	id, h := m.addFile(n, flags)
+	return id, h, nil
 }
 
 // addFile adds a handle of a node with a file. The caller holds m.mu.
-func (m *mount) addFile(n *node, flags uint32) (uint64, *handle, error) {
+func (m *mount) addFile(n *node, flags uint32) (uint64, *handle) {
 	h := &handle{
 		node: n, file: n.file,
 		appends: flags&syscall.O_APPEND != 0,
 		writes:  flags&syscall.O_ACCMODE != syscall.O_RDONLY,
 	}
-	id, err := m.addHandle(h)
-	if err != nil {
-		m.dropFile(n)
-		return 0, nil, err
-	}
 	n.file.mu.Lock()
+	defer n.file.mu.Unlock()
 	n.file.handles++
-	n.file.mu.Unlock()
-	return id, h, nil
+	return m.addHandle(h), h
 }
 
 // Create implements fuse.RawFileSystem.
@@ -132,12 +128,12 @@ func (m *mount) createNode(key string, scratch *scratchFile, flags uint32) (uint
 		m.detach(n)
 		m.dropUnused(n)
 	}
+	if len(m.handles) >= maxHandles {
+		return 0, nil, syscall.ENFILE
+	}
 	n := m.addNode(key, false)
 	n.file = newFile()
-	id, _, err := m.addFile(n, flags)
-	if err != nil {
-		return 0, nil, err
-	}
+	id, _ := m.addFile(n, flags)
 	n.file.mu.Lock()
 	defer n.file.mu.Unlock()
 	n.file.setScratch(scratch)
