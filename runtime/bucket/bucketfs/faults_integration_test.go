@@ -114,14 +114,14 @@ func TestReplacedObjectIsStaleForItsReader(t *testing.T) {
 }
 
 func TestScratchIsLimited(t *testing.T) {
-	r := newRig(t, func(o *Options) { o.Scratch = NewScratch(t.TempDir(), 1<<20) })
+	r := newRig(t, func(o *Options) { o.Share = NewResources(t.TempDir(), 2<<20).NewShare() })
 	r.wantErrno("write", os.WriteFile(r.path("large"), make([]byte, 2<<20), 0o644), syscall.ENOSPC)
 	r.write("small", strings.Repeat("x", 1<<20))
 	r.wantObject("small", strings.Repeat("x", 1<<20))
 }
 
 func TestReadOnlyMountChangesNothing(t *testing.T) {
-	r := newRig(t, func(o *Options) { o.ReadOnly, o.Scratch = true, nil })
+	r := newRig(t, func(o *Options) { o.ReadOnly = true })
 	r.put("dir/file", "content")
 	r.wantFile("dir/file", "content")
 	_, err := os.Create(r.path("new"))

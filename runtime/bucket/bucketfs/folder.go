@@ -43,19 +43,18 @@ type entry struct {
 
 // OpenDir implements fuse.RawFileSystem.
 func (m *mount) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	n := m.nodes[in.NodeId]
-	if n == nil || !n.folder {
-		return fuse.ENOTDIR
-	}
-	if len(m.handles) >= maxHandles {
-		return fuse.Status(syscall.ENFILE)
-	}
-	h := &folderHandle{key: n.key}
-	out.Fh = m.addHandle(h)
-	h.rewind(m.localEntries(n.key))
-	return fuse.OK
+	return m.withHandle(func() fuse.Status {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		n := m.nodes[in.NodeId]
+		if n == nil || !n.folder {
+			return fuse.ENOTDIR
+		}
+		h := &folderHandle{key: n.key}
+		h.rewind(m.localEntries(n.key))
+		out.Fh = m.addHandle(h)
+		return fuse.OK
+	})
 }
 
 // ReleaseDir implements fuse.RawFileSystem.
@@ -63,6 +62,7 @@ func (m *mount) ReleaseDir(in *fuse.ReleaseIn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.handles, in.Fh)
+	m.share.handles.free(1)
 }
 
 // FsyncDir implements fuse.RawFileSystem. Changes of folders are in the bucket when they return.

@@ -4,13 +4,11 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
-
-// maxHandles limits the open files and folders of a mount.
-const maxHandles = 1024
 
 // mount is a file system. Locks are acquired in the order mount.mu, file.mu, and never during requests
 // to the object store.
@@ -20,11 +18,12 @@ type mount struct {
 	ctx      context.Context // of the connection
 	log      *slog.Logger
 	store    *store
-	scratch  *Scratch
+	share    *Share
 	readOnly bool
 	owner    fuse.Owner
 	started  time.Time
-	streams  *streams
+
+	producers sync.WaitGroup // of streams
 
 	mu         sync.Mutex
 	nodes      map[uint64]*node
@@ -40,14 +39,13 @@ func newMount(ctx context.Context, o Options, s *store) *mount {
 		ctx:           ctx,
 		log:           o.Log,
 		store:         s,
-		scratch:       o.Scratch,
+		share:         o.Share,
 		readOnly:      o.ReadOnly,
 		owner:         fuse.Owner{Uid: o.UID, Gid: o.GID},
 		started:       time.Now(),
 		nodes:         map[uint64]*node{},
 		byKey:         map[nodeKey]*node{},
 		handles:       map[uint64]any{},
-		streams:       newStreams(ctx, s),
 	}
 	m.addNode(o.Bucket.Prefix, true) // FUSE_ROOT_ID
 	return m
@@ -55,9 +53,15 @@ func newMount(ctx context.Context, o Options, s *store) *mount {
 
 // discardFiles releases everything when the connection has ended. Changes that were not uploaded are lost.
 func (m *mount) discardFiles() {
-	m.streams.awaitProducers()
+	m.producers.Wait() // they end with m.ctx
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	for _, h := range m.handles {
+		if h, ok := h.(*handle); ok {
+			h.reader.close()
+		}
+	}
+	m.share.handles.free(int64(len(m.handles)))
 	for _, n := range m.nodes {
 		if n.file != nil {
 			n.file.discard(m.log)
@@ -81,6 +85,18 @@ func (m *mount) operation(interrupt <-chan struct{}) (context.Context, context.C
 		}
 	}()
 	return ctx, func() { cancel(context.Canceled) }
+}
+
+// withHandle calls open, which adds a handle for a program, if the sandbox may have another one.
+func (m *mount) withHandle(open func() fuse.Status) fuse.Status {
+	if !m.share.handles.acquire(1) {
+		return fuse.Status(syscall.ENFILE)
+	}
+	code := open()
+	if !code.Ok() {
+		m.share.handles.free(1)
+	}
+	return code
 }
 
 // addHandle returns the id of a new handle. The caller holds m.mu.

@@ -30,16 +30,20 @@ func (m *mount) Open(interrupt <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenO
 	case n.folder:
 		return fuse.EISDIR
 	}
+	return m.withHandle(func() fuse.Status { return m.open(interrupt, n, in.Flags, out) })
+}
+
+func (m *mount) open(interrupt <-chan struct{}, n *node, flags uint32, out *fuse.OpenOut) fuse.Status {
 	ctx, cancel := m.operation(interrupt)
 	defer cancel()
 	if err := m.refresh(ctx, n); err != nil {
 		return status(ctx, err)
 	}
-	id, h, err := m.openNode(n, in.Flags)
+	id, h, err := m.openNode(n, flags)
 	if err != nil {
 		return status(ctx, err)
 	}
-	if in.Flags&syscall.O_TRUNC != 0 {
+	if flags&syscall.O_TRUNC != 0 {
 		if err := m.truncate(ctx, h, 0); err != nil {
 			m.releaseHandle(id)
 			return status(ctx, err)
@@ -73,9 +77,6 @@ func (m *mount) openNode(n *node, flags uint32) (uint64, *handle, error) {
 	if n.removed && n.file == nil {
 		return 0, nil, errStale // the kernel looks the name up again
 	}
-	if len(m.handles) >= maxHandles {
-		return 0, nil, syscall.ENFILE
-	}
 	n.open()
 	id, h := m.addFile(n, flags)
 	return id, h, nil
@@ -100,12 +101,16 @@ func (m *mount) Create(interrupt <-chan struct{}, in *fuse.CreateIn, name string
 	if !code.Ok() {
 		return code
 	}
-	scratch, err := m.scratch.create()
+	return m.withHandle(func() fuse.Status { return m.create(key, in.Flags, out) })
+}
+
+func (m *mount) create(key string, flags uint32, out *fuse.CreateOut) fuse.Status {
+	scratch, err := m.share.createScratch()
 	if err != nil {
 		m.log.Error("failed to create file", "error", err)
 		return fuse.Status(errno(err))
 	}
-	id, n, err := m.createNode(key, scratch, in.Flags)
+	id, n, err := m.createNode(key, scratch, flags)
 	if err != nil {
 		scratch.close()
 		return fuse.Status(errno(err))
@@ -128,9 +133,6 @@ func (m *mount) createNode(key string, scratch *scratchFile, flags uint32) (uint
 		m.detach(n)
 		m.dropUnused(n)
 	}
-	if len(m.handles) >= maxHandles {
-		return 0, nil, syscall.ENFILE
-	}
 	n := m.addNode(key, false)
 	n.file = newFile()
 	id, _ := m.addFile(n, flags)
@@ -142,7 +144,10 @@ func (m *mount) createNode(key string, scratch *scratchFile, flags uint32) (uint
 }
 
 // Release implements fuse.RawFileSystem.
-func (m *mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) { m.releaseHandle(in.Fh) }
+func (m *mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
+	m.releaseHandle(in.Fh)
+	m.share.handles.free(1)
+}
 
 // releaseHandle closes a file. Changes that close(2) has not uploaded, of a shared mapping or after an
 // error, are uploaded now. If that fails, they are lost, as close(2) has reported.

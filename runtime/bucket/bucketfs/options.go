@@ -22,10 +22,8 @@ type Options struct {
 	Bucket   Bucket
 	ReadOnly bool
 	UID, GID uint32 // owner of everything
-	// Scratch stores files while they are written. All mounts of the process share it. A
-	// read-only file system needs none.
-	Scratch *Scratch
-	Log     *slog.Logger
+	Share    *Share // all mounts of a sandbox have the same one
+	Log      *slog.Logger
 }
 
 // Check reports whether the bucket exists and accepts the credentials. The error is an

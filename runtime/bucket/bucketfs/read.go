@@ -62,7 +62,7 @@ type reader struct {
 // read fills p with the bytes from off, which exist.
 func (r *reader) read(ctx context.Context, m *mount, key string, o object, p []byte, off int64) error {
 	for len(p) > 0 {
-		s, err := r.streamAt(m.streams, key, o, off, int64(len(p)))
+		s, err := r.streamAt(m, key, o, off, int64(len(p)))
 		if err != nil {
 			return err
 		}
@@ -83,7 +83,7 @@ func (r *reader) read(ctx context.Context, m *mount, key string, o object, p []b
 }
 
 // streamAt returns a pinned stream that will have the bytes from off, or nil.
-func (r *reader) streamAt(all *streams, key string, o object, off, n int64) (*stream, error) {
+func (r *reader) streamAt(m *mount, key string, o object, off, n int64) (*stream, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -98,7 +98,7 @@ func (r *reader) streamAt(all *streams, key string, o object, off, n int64) (*st
 		if _, pinned := r.stream.usage(); pinned {
 			return nil, nil // concurrent reads that replaced each other's stream would make no progress
 		}
-		all.remove(r.stream)
+		r.stream.all.remove(r.stream)
 		r.stream = nil
 	}
 	end := o.size
@@ -109,7 +109,7 @@ func (r *reader) streamAt(all *streams, key string, o object, off, n int64) (*st
 		end = min(o.size, off+max(n, randomRead))
 	}
 	r.next = off + n
-	r.stream = all.add(key, o, off, end)
+	r.stream = m.share.streams.add(m, key, o, off, end)
 	return r.stream, nil
 }
 

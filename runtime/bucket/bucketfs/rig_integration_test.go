@@ -75,23 +75,38 @@ func newRig(t *testing.T, change ...func(*Options)) *rig {
 			Endpoint: r.s3.URL, Region: "us-east-1", Bucket: r.s3.Bucket, Prefix: prefix,
 			AccessKey: r.s3.AccessKey, SecretKey: r.s3.SecretKey,
 		},
-		Scratch: NewScratch(t.TempDir(), 1<<30),
-		Log:     slog.New(slog.NewTextHandler(r.log, nil)),
+		Share: NewResources(t.TempDir(), 1<<30).NewShare(),
+		Log:   slog.New(slog.NewTextHandler(r.log, nil)),
 	}
 	for _, c := range change {
 		c(&r.options)
 	}
-	r.dir, r.server = serve(t, r.options)
-	r.disablePoll()
+	share := r.options.Share
+	t.Cleanup(func() { // after the end of all mounts
+		for what, used := range map[string]*quota{"scratch space": share.space, "read-ahead": share.streams.memory, "handles": share.handles} {
+			if n := used.inUse(); n != 0 {
+				t.Errorf("%d of %s are in use at the end", n, what)
+			}
+		}
+	})
+	r.dir, r.server = r.serve(r.options)
 	return r
+}
+
+// serve mounts a file system of the bucket, until the end of the test.
+func (r *rig) serve(o Options) (string, *Server) {
+	r.Helper()
+	dir, server := serve(r.T, o)
+	r.disablePoll(dir)
+	return dir, server
 }
 
 // disablePoll makes the kernel learn that the file system does not implement poll, before Go's runtime uses epoll for
 // a file of the mount: that would block the poller of this process, which serves the mount.
-func (r *rig) disablePoll() {
+func (r *rig) disablePoll(dir string) {
 	r.Helper()
 	r.put("poll", "x")
-	fd, err := unix.Open(r.path("poll"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(filepath.Join(dir, "poll"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	testkit.NoError(r, "open", err)
 	_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 	testkit.NoError(r, "poll", err)
@@ -110,12 +125,7 @@ func serve(t *testing.T, o Options) (string, *Server) {
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	s, err := Serve(dev, o)
 	testkit.NoError(t, "serve", err)
-	t.Cleanup(func() {
-		testkit.NoError(t, "close", s.Close())
-		if o.Scratch != nil && o.Scratch.Used() != 0 {
-			t.Errorf("%d bytes of the scratch folder are in use at the end", o.Scratch.Used())
-		}
-	})
+	t.Cleanup(func() { testkit.NoError(t, "close", s.Close()) })
 	return dir, s
 }
 
@@ -201,11 +211,11 @@ func (r *rig) wantNames(folder string, want ...string) {
 	testkit.Diff(r, "names in "+folder, r.names(folder), append([]string{}, want...))
 }
 
-// run runs a program in the mount, and returns its output.
+// run runs a program in the mount, and returns its output. It does not set cmd.Dir: this process, which serves the
+// mount, is suspended until its child has changed its folder.
 func (r *rig) run(program string, args ...string) string {
 	r.Helper()
-	cmd := exec.CommandContext(testkit.Context(r), program, args...)
-	cmd.Dir = r.dir
+	cmd := exec.CommandContext(testkit.Context(r), "sh", append([]string{"-ec", `cd "$0" && exec "$@"`, r.dir, program}, args...)...)
 	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null",
 		"GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.com", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.com")
 	out, err := cmd.CombinedOutput()

@@ -4,54 +4,18 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// Scratch is a folder for files that are being written, with a limit of their total size. It is
-// safe for concurrent use.
-type Scratch struct {
-	dir   string
-	limit int64
-
-	mu   sync.Mutex
-	used int64
-}
-
-// NewScratch returns the scratch folder dir, which must exist. limit is in bytes. Files have no
-// name in the folder, so that a crash leaves none.
-func NewScratch(dir string, limit int64) *Scratch { return &Scratch{dir: dir, limit: limit} }
-
-// Used returns the total size of the files.
-func (s *Scratch) Used() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.used
-}
-
-// reserve adds n bytes to the total size, or returns ENOSPC. A negative n releases bytes.
-func (s *Scratch) reserve(n int64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n > 0 && n > s.limit-s.used {
-		return syscall.ENOSPC
-	}
-	s.used += n
-	return nil
-}
-
-// create returns a new empty file.
-func (s *Scratch) create() (*scratchFile, error) {
-	if s == nil {
-		return nil, syscall.EROFS
-	}
-	fd, err := unix.Open(s.dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+// createScratch returns a new empty file.
+func (s *Share) createScratch() (*scratchFile, error) {
+	fd, err := unix.Open(s.scratch, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err == nil {
-		return &scratchFile{scratch: s, f: os.NewFile(uintptr(fd), s.dir)}, nil
+		return &scratchFile{space: s.space, f: os.NewFile(uintptr(fd), s.scratch)}, nil
 	}
-	f, err := os.CreateTemp(s.dir, "bucketfs-") // a file system without O_TMPFILE
+	f, err := os.CreateTemp(s.scratch, "bucketfs-") // a file system without O_TMPFILE
 	if err != nil {
 		return nil, fmt.Errorf("create scratch file: %w", err)
 	}
@@ -59,15 +23,15 @@ func (s *Scratch) create() (*scratchFile, error) {
 		f.Close()
 		return nil, fmt.Errorf("create scratch file: %w", err)
 	}
-	return &scratchFile{scratch: s, f: f}, nil
+	return &scratchFile{space: s.space, f: f}, nil
 }
 
-// scratchFile is an unlinked file whose size counts against the limit, holes included: they are
-// uploaded. Its methods other than readAt must not be called concurrently.
+// scratchFile is an unlinked file of the scratch folder, for a file that is being written. Its size counts against the
+// quota, holes included: they are uploaded. Its methods other than readAt must not be called concurrently.
 type scratchFile struct {
-	scratch *Scratch
-	f       *os.File
-	size    int64
+	space *quota
+	f     *os.File
+	size  int64
 }
 
 // readAt reads like io.ReaderAt, but zeros beyond the end.
@@ -83,8 +47,8 @@ func (s *scratchFile) ReadAt(p []byte, off int64) (int, error) {
 // writeAt extends the file as necessary, but not beyond the bytes that it has written.
 func (s *scratchFile) writeAt(p []byte, off int64) (int, error) {
 	reserved := max(off+int64(len(p))-s.size, 0)
-	if err := s.scratch.reserve(reserved); err != nil {
-		return 0, err
+	if !s.space.acquire(reserved) {
+		return 0, syscall.ENOSPC
 	}
 	n, err := s.f.WriteAt(p, off)
 	var grown int64
@@ -92,25 +56,27 @@ func (s *scratchFile) writeAt(p []byte, off int64) (int, error) {
 		grown = max(off+int64(n)-s.size, 0)
 	}
 	s.size += grown
-	_ = s.scratch.reserve(grown - reserved) // a negative number: it succeeds
+	s.space.free(reserved - grown)
 	return n, err
 }
 
 // truncate sets the size.
 func (s *scratchFile) truncate(size int64) error {
-	if err := s.scratch.reserve(size - s.size); err != nil {
-		return err
+	grown := max(size-s.size, 0)
+	if !s.space.acquire(grown) {
+		return syscall.ENOSPC
 	}
 	if err := s.f.Truncate(size); err != nil {
-		_ = s.scratch.reserve(s.size - size) // undo
+		s.space.free(grown)
 		return err
 	}
+	s.space.free(max(s.size-size, 0))
 	s.size = size
 	return nil
 }
 
 // close frees the file.
 func (s *scratchFile) close() {
-	_ = s.scratch.reserve(-s.size)
+	s.space.free(s.size)
 	s.f.Close()
 }

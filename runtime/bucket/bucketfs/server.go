@@ -2,7 +2,6 @@ package bucketfs
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"runtime/debug"
@@ -25,10 +24,6 @@ type Server struct {
 func Serve(dev *os.File, o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
-	}
-	if o.Scratch == nil && !o.ReadOnly {
-		dev.Close()
-		return nil, errors.New("a writable file system needs a scratch folder")
 	}
 	store, err := newStore(o.Bucket)
 	if err != nil {

@@ -9,8 +9,6 @@ import (
 )
 
 const (
-	// maxReadAhead limits the memory of the streams of a mount.
-	maxReadAhead = 64 << 20
 	// chunkSize is the unit of a stream's memory.
 	chunkSize = 256 << 10
 	// behind is how much a stream retains for reads that arrive out of order.
@@ -25,51 +23,41 @@ var (
 	errClosed = errors.New("stream is closed")
 )
 
-// streams are the streams of a mount.
+// streams are the streams of a sandbox.
 type streams struct {
-	ctx   context.Context
-	store *store
-	pool  sync.Pool
+	memory *quota
+	chunks sync.Pool
 
-	producers sync.WaitGroup
-	mu        sync.Mutex
-	all       map[*stream]bool
-	reserved  int64
+	mu  sync.Mutex
+	all map[*stream]bool
 }
 
-func newStreams(ctx context.Context, s *store) *streams {
-	return &streams{
-		ctx: ctx, store: s, all: map[*stream]bool{},
-		pool: sync.Pool{New: func() any { return new([chunkSize]byte) }},
-	}
+func newStreams(memory *quota) *streams {
+	return &streams{memory: memory, all: map[*stream]bool{}, chunks: sync.Pool{New: func() any { return new([chunkSize]byte) }}}
 }
 
-// awaitProducers waits for the producers, which end with the context.
-func (ss *streams) awaitProducers() { ss.producers.Wait() }
-
-// add starts a stream of an object's bytes [off, end), pinned. It closes idle streams for memory, and
-// returns nil if there is none.
-func (ss *streams) add(key string, o object, off, end int64) *stream {
+// add starts a stream of an object's bytes [off, end), pinned. It closes idle streams for memory, also of other
+// mounts, and returns nil if there is none.
+func (ss *streams) add(m *mount, key string, o object, off, end int64) *stream {
 	// A window has a chunk more than the data, because it drops entire chunks.
 	memory := min(readWindow, (end-off+2*chunkSize-1)/chunkSize*chunkSize)
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	for ss.reserved+memory > maxReadAhead {
+	for !ss.memory.acquire(memory) {
 		idle := ss.idlest()
 		if idle == nil {
 			return nil
 		}
 		ss.removeLocked(idle)
 	}
-	ctx, cancel := context.WithCancel(ss.ctx)
+	ctx, cancel := context.WithCancel(m.ctx)
 	s := &stream{
-		all: ss, key: key, object: o, memory: memory, cancel: cancel,
+		all: ss, store: m.store, key: key, object: o, memory: memory, cancel: cancel,
 		first: off, filled: off, end: end, position: off, pins: 1, used: time.Now(),
 		changed: make(chan struct{}),
 	}
 	ss.all[s] = true
-	ss.reserved += memory
-	ss.producers.Go(func() { s.produce(ctx) })
+	m.producers.Go(func() { s.produce(ctx) })
 	return s
 }
 
@@ -97,13 +85,14 @@ func (ss *streams) removeLocked(s *stream) {
 		return
 	}
 	delete(ss.all, s)
-	ss.reserved -= s.memory
+	ss.memory.free(s.memory)
 	s.close()
 }
 
 // stream is a window of an object's bytes, which a producer fills.
 type stream struct {
 	all    *streams
+	store  *store
 	key    string
 	object object
 	memory int64
@@ -247,12 +236,12 @@ func (s *stream) setError(err error) {
 
 // fill sends one request and reads its response.
 func (s *stream) fill(ctx context.Context) error {
-	if err := s.all.store.acquire(ctx); err != nil {
+	if err := s.store.acquire(ctx); err != nil {
 		return err
 	}
-	defer s.all.store.releaseSlot()
+	defer s.store.releaseSlot()
 	from := s.reached()
-	body, err := s.all.store.get(ctx, s.key, s.object, from, s.end-from)
+	body, err := s.store.get(ctx, s.key, s.object, from, s.end-from)
 	if err != nil {
 		return err
 	}
@@ -277,8 +266,8 @@ func (s *stream) space(ctx context.Context, body io.Closer) ([]byte, error) {
 	if p != nil || wait == nil || err != nil {
 		return p, err
 	}
-	s.all.store.releaseSlot()
-	defer s.all.store.reacquire()
+	s.store.releaseSlot()
+	defer s.store.reacquire()
 	body.(*content).watchdog.pause()
 	defer body.(*content).watchdog.progress()
 	timer := time.NewTimer(idleLimit)
@@ -309,7 +298,7 @@ func (s *stream) tryGrow() ([]byte, <-chan struct{}, error) {
 		return nil, nil, nil
 	}
 	for s.first+chunkSize <= min(s.position-behind, s.filled) {
-		s.all.pool.Put(s.chunks[0])
+		s.all.chunks.Put(s.chunks[0])
 		s.chunks = s.chunks[1:]
 		s.first += chunkSize
 	}
@@ -318,7 +307,7 @@ func (s *stream) tryGrow() ([]byte, <-chan struct{}, error) {
 		if at+chunkSize > s.memory {
 			return nil, s.changed, nil
 		}
-		s.chunks = append(s.chunks, s.all.pool.Get().(*[chunkSize]byte))
+		s.chunks = append(s.chunks, s.all.chunks.Get().(*[chunkSize]byte))
 	}
 	return s.chunks[at/chunkSize][at%chunkSize : min(chunkSize, at%chunkSize+s.end-s.filled)], nil, nil
 }

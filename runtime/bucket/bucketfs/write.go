@@ -54,7 +54,7 @@ func (m *mount) makeLocal(ctx context.Context, h *handle) error {
 	if scratch != nil {
 		return nil
 	}
-	scratch, err := m.scratch.create()
+	scratch, err := m.share.createScratch()
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (m *mount) clear(ctx context.Context, h *handle) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.scratch == nil {
-		scratch, err := m.scratch.create()
+		scratch, err := m.share.createScratch()
 		if err != nil {
 			return err
 		}

@@ -39,21 +39,21 @@ func Serve(fd uintptr) error {
 
 // Buckets is the service.
 type Buckets struct {
-	log     *slog.Logger
-	config  wire.Config
-	scratch *bucketfs.Scratch
+	log       *slog.Logger
+	config    wire.Config
+	sandboxes *sandboxes
 }
 
 // Configure must be the first call, and return before the next one.
 func (b *Buckets) Configure(config wire.Config, reply *wire.Reply) error {
 	b.config = config
-	b.scratch = bucketfs.NewScratch(config.Scratch, config.ScratchLimit)
+	b.sandboxes = newSandboxes(bucketfs.NewResources(config.Scratch, config.ScratchLimit))
 	return respond(reply, os.MkdirAll(config.Scratch, 0o700))
 }
 
 // Check reports whether a bucket can be used.
 func (b *Buckets) Check(bucket wire.Bucket, reply *wire.Reply) error {
-	return respond(reply, bucketfs.Check(context.Background(), b.options(bucket)))
+	return respond(reply, bucketfs.Check(context.Background(), b.options(bucket, nil)))
 }
 
 // Mount mounts a bucket in a sandbox. It does not contact the object store. The file system ends when the mount is
@@ -74,10 +74,16 @@ func (b *Buckets) mount(request wire.MountRequest) error {
 		return err
 	}
 	defer mount.Close()
-	server, err := bucketfs.Serve(dev, b.options(bucket))
+	sb := b.sandboxes.join(request.Sandbox)
+	server, err := bucketfs.Serve(dev, b.options(bucket, sb.share))
 	if err != nil {
+		b.sandboxes.drop(request.Sandbox)
 		return err
 	}
+	go func() {
+		<-server.Done()
+		b.sandboxes.drop(request.Sandbox)
+	}()
 	if err := attach(mount, request.PID, request.Path); err != nil {
 		return errors.Join(err, server.Close())
 	}
@@ -89,13 +95,13 @@ func (b *Buckets) Unmount(m wire.Mount, reply *wire.Reply) error {
 	return respond(reply, detach(m.PID, m.Path))
 }
 
-func (b *Buckets) options(bucket wire.Bucket) bucketfs.Options {
+func (b *Buckets) options(bucket wire.Bucket, share *bucketfs.Share) bucketfs.Options {
 	return bucketfs.Options{
 		Bucket: bucketfs.Bucket{
 			Endpoint: bucket.Endpoint, Region: bucket.Region, Bucket: bucket.Bucket, Prefix: bucket.Prefix,
 			AccessKey: bucket.AccessKey, SecretKey: bucket.SecretKey,
 		},
-		ReadOnly: bucket.ReadOnly, UID: b.config.UID, GID: b.config.GID, Scratch: b.scratch, Log: b.log,
+		ReadOnly: bucket.ReadOnly, UID: b.config.UID, GID: b.config.GID, Share: share, Log: b.log,
 	}
 }
 

@@ -1,0 +1,93 @@
+package bucketfs
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxHandles limits the open files and folders of a sandbox. A folder holds a page of its list, up to 400 KB.
+	maxHandles = 1024
+	// maxReadAhead limits the memory in bytes of the streams of a sandbox.
+	maxReadAhead = 64 << 20
+	// readAheadPool limits the memory of the streams of all sandboxes. Files are readable without it, with more requests.
+	readAheadPool = 256 << 20
+)
+
+// Resources are what all sandboxes of the process use together. They are safe for concurrent use.
+type Resources struct {
+	scratch                   string
+	space, readAhead, handles pool
+}
+
+// NewResources returns resources with the scratch folder dir, which must exist. limit bounds the size of the files that
+// are being written, in bytes. They have no name in the folder, so that a crash leaves none.
+func NewResources(dir string, limit int64) *Resources {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil || files.Cur > 1<<20 {
+		files.Cur = 1 << 20
+	}
+	// A file that is being written has a descriptor. Connections and devices use the other half.
+	return &Resources{scratch: dir, space: pool{limit: limit}, readAhead: pool{limit: readAheadPool}, handles: pool{limit: int64(files.Cur / 2)}}
+}
+
+// Share is the part of the resources that one sandbox may use, with all its mounts.
+type Share struct {
+	scratch        string
+	space, handles *quota
+	streams        *streams
+}
+
+// NewShare returns the share of a sandbox without mounts.
+func (r *Resources) NewShare() *Share {
+	return &Share{
+		scratch: r.scratch,
+		space:   &quota{pool: &r.space, max: r.space.limit},
+		handles: &quota{pool: &r.handles, max: maxHandles},
+		streams: newStreams(&quota{pool: &r.readAhead, max: maxReadAhead}),
+	}
+}
+
+// pool is an amount of a resource, such as bytes of memory.
+type pool struct {
+	limit int64
+
+	mu   sync.Mutex
+	used int64
+}
+
+// quota is what one sandbox uses of a pool: at most half of what the others leave, so that a part is always free for
+// another one, and at most max.
+type quota struct {
+	pool *pool
+	max  int64
+	used int64 // guarded by pool.mu
+}
+
+// acquire adds n to what is used, and reports false if that is too much.
+func (q *quota) acquire(n int64) bool {
+	q.pool.mu.Lock()
+	defer q.pool.mu.Unlock()
+	others := q.pool.used - q.used
+	if n > 0 && q.used+n > min(q.max, (q.pool.limit-others)/2) {
+		return false
+	}
+	q.used += n
+	q.pool.used += n
+	return true
+}
+
+func (q *quota) free(n int64) {
+	q.pool.mu.Lock()
+	defer q.pool.mu.Unlock()
+	q.used -= n
+	q.pool.used -= n
+}
+
+// inUse returns what the sandbox uses.
+func (q *quota) inUse() int64 {
+	q.pool.mu.Lock()
+	defer q.pool.mu.Unlock()
+	return q.used
+}
