@@ -270,7 +270,7 @@ func OpenOn(ctx context.Context, cfg Config, records *store.Badger, log *slog.Lo
 	var buckets sandbox.Buckets // nil without any
 	if len(cfg.Buckets) > 0 {
 		client := bucket.New(bucket.Config{
-			Buckets: cfg.Buckets, Helper: cfg.BucketHelper, NetnsHelper: cfg.NetnsHelper, Scratch: filepath.Join(cfg.Home, "buckets"), Log: log,
+			Buckets: cfg.Buckets, Helper: cfg.BucketHelper, NetnsHelper: cfg.NetnsHelper, Cgroup: sandboxCgroup, Scratch: filepath.Join(cfg.Home, "buckets"), Log: log,
 		})
 		opened = append(opened, client.Close)
 		buckets = client

@@ -52,6 +52,9 @@ type Config struct {
 	Buckets map[string]Bucket
 	// Helper and NetnsHelper are the paths of doze-bucket and doze-netns.
 	Helper, NetnsHelper string
+	// Cgroup is the parent of the sandboxes' cgroups, as /proc/PID/cgroup names it. Empty: the processes of sandboxes
+	// are not checked.
+	Cgroup string
 	// Scratch is a folder of the helper for files that programs write, until they are uploaded.
 	Scratch string
 	// ScratchLimit bounds the size of these files in bytes. 0: 10 GiB.
@@ -113,7 +116,7 @@ func (c *Client) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mo
 	if err != nil {
 		return err
 	}
-	request := wire.MountRequest{Mount: wire.Mount{Sandbox: string(id), PID: pid, Path: m.Path}, Bucket: bucket}
+	request := wire.MountRequest{Mount: c.mount(id, pid, m.Path), Bucket: bucket}
 	c.mu.Lock()
 	c.mounts[request.Mount] = request // before the call, so that the next helper has it if this one ends
 	c.mu.Unlock()
@@ -128,7 +131,7 @@ func (c *Client) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mo
 
 // Unmount implements sandbox.Buckets.
 func (c *Client) Unmount(ctx context.Context, id sandbox.ID, pid int, path string) error {
-	mount := wire.Mount{Sandbox: string(id), PID: pid, Path: path}
+	mount := c.mount(id, pid, path)
 	c.mu.Lock()
 	delete(c.mounts, mount)
 	c.mu.Unlock()
@@ -140,6 +143,14 @@ func (c *Client) Forget(id sandbox.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.DeleteFunc(c.mounts, func(m wire.Mount, _ wire.MountRequest) bool { return m.Sandbox == string(id) })
+}
+
+func (c *Client) mount(id sandbox.ID, pid int, path string) wire.Mount {
+	m := wire.Mount{Sandbox: string(id), PID: pid, Path: path}
+	if c.cfg.Cgroup != "" {
+		m.Cgroup = c.cfg.Cgroup + "/" + m.Sandbox
+	}
+	return m
 }
 
 // bucket returns the folder of the bucket of a mount.

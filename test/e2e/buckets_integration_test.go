@@ -75,6 +75,19 @@ func TestBucketIsAFolderOfTheSandbox(t *testing.T) {
 	}
 }
 
+// The sandbox renames the folder above a mount, and puts a link to another mount in its place.
+func TestSandboxCannotPreventAnUnmount(t *testing.T) {
+	n := newBucketNode(t)
+	b := n.newBox(t)
+	b.mount(types.MountRequest{Bucket: "data", Prefix: "a", Path: "/a/data"})
+	b.mount(types.MountRequest{Bucket: "data", Prefix: "b", Path: "/b/data"})
+	b.exec("echo a >/a/data/f && echo b >/b/data/f && mv /a /moved && ln -s /b /a && cat /moved/data/f")
+	b.must(n.API.Unmount(testkit.Context(t), b.id, "/a/data"))
+	if out := b.exec("ls -A /moved/data; cat /b/data/f"); out != "b" || b.mounted() != 1 {
+		t.Errorf("after the unmount: %q, %d mounts", out, b.mounted())
+	}
+}
+
 func TestBucketsOutliveSleepStopAndNode(t *testing.T) {
 	n := newBucketNode(t)
 	b := n.newBox(t)

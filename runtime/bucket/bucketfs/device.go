@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -26,13 +27,25 @@ const (
 
 // Opcodes of the FUSE protocol, see include/uapi/linux/fuse.h.
 const (
+	opForget      = 2
+	opGetattr     = 3
+	opSetattr     = 4
 	opRead        = 15
+	opWrite       = 16
+	opRelease     = 18
+	opFsync       = 20
 	opSetxattr    = 21
 	opGetxattr    = 22
 	opListxattr   = 23
 	opRemovexattr = 24
+	opFlush       = 25
 	opReaddir     = 28
+	opReleasedir  = 29
+	opFsyncdir    = 30
+	opInterrupt   = 36
+	opDestroy     = 38
 	opIoctl       = 39
+	opBatchForget = 42
 	opReaddirplus = 44
 )
 
@@ -53,6 +66,7 @@ type device struct {
 	file     *os.File // non-blocking, so that Close ends Read
 	protocol *fuse.ProtocolServer
 
+	retired atomic.Bool // see Server.Retire
 	handled sync.WaitGroup
 	slots   chan struct{}
 	in, out *buffers
@@ -141,7 +155,12 @@ func (d *device) handle(request []byte) {
 	if len(request) < inHeader {
 		return
 	}
-	switch binary.NativeEndian.Uint32(request[opcodeAt:]) {
+	opcode := binary.NativeEndian.Uint32(request[opcodeAt:])
+	if d.retired.Load() && !isOfOpenFile(opcode) {
+		d.respondError(request, syscall.ENOTCONN)
+		return
+	}
+	switch opcode {
 	case opSetxattr, opGetxattr, opListxattr, opRemovexattr, opIoctl:
 		d.respondError(request, syscall.ENOSYS) // the kernel does not send it again
 		return
@@ -156,6 +175,17 @@ func (d *device) handle(request []byte) {
 	default:
 		d.respond(request, make([]byte, smallBuffer))
 	}
+}
+
+// isOfOpenFile reports whether a request is for an open file, or for the end of one. The attributes are an open file's,
+// too: for a path, the kernel first looks up the name.
+func isOfOpenFile(opcode uint32) bool {
+	switch opcode {
+	case opRead, opWrite, opFlush, opFsync, opRelease, opReaddir, opReaddirplus, opFsyncdir, opReleasedir, opGetattr, opSetattr,
+		opForget, opBatchForget, opInterrupt, opDestroy:
+		return true
+	}
+	return false
 }
 
 // respond passes a request to the file system.

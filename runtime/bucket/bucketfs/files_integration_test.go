@@ -232,3 +232,30 @@ func failure(code fuse.Status) error {
 	}
 	return syscall.Errno(code)
 }
+
+func TestRetiredFileSystemServesOnlyOpenFiles(t *testing.T) {
+	r := newRig(t)
+	r.put("file", "content")
+	f, err := os.OpenFile(r.path("file"), os.O_RDWR, 0)
+	testkit.NoError(t, "open", err)
+	folder, err := os.Open(r.dir)
+	testkit.NoError(t, "open folder", err)
+	defer folder.Close()
+	r.server.Retire()
+	for call, act := range map[string]func() error{
+		"open":   func() error { _, err := os.Open(r.path("file")); return err },
+		"create": func() error { return os.WriteFile(r.path("new"), nil, 0o644) },
+		"remove": func() error { return os.Remove(r.path("file")) },
+		"list":   func() error { _, err := os.ReadDir(r.dir); return err },
+		"open below an open folder": func() error {
+			_, err := unix.Openat(int(folder.Fd()), "file", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			return err
+		},
+	} {
+		r.wantErrno(call, act(), syscall.ENOTCONN)
+	}
+	_, err = f.WriteAt([]byte("C"), 0)
+	testkit.NoError(t, "write", err)
+	testkit.NoError(t, "close", f.Close())
+	r.wantObject("file", "Content")
+}

@@ -64,6 +64,9 @@ func (s *Server) Close() error {
 	return err
 }
 
+// Retire makes the paths of the file system unusable: requests other than for open files fail with ENOTCONN.
+func (s *Server) Retire() { s.device.retired.Store(true) }
+
 // Done is closed when the connection has ended, by Close or because the mount has ended.
 func (s *Server) Done() <-chan struct{} { return s.done }
 

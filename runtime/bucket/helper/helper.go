@@ -12,6 +12,7 @@ import (
 	"net/rpc/jsonrpc"
 	"os"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/bucket/bucketfs"
@@ -59,10 +60,19 @@ func (b *Buckets) Check(bucket wire.Bucket, reply *wire.Reply) error {
 // Mount mounts a bucket in a sandbox. It does not contact the object store. The file system ends when the mount is
 // detached and no file is open, or with the sandbox.
 func (b *Buckets) Mount(request wire.MountRequest, reply *wire.Reply) error {
-	return respond(reply, b.mount(request))
+	p, err := openProcess(request.Mount)
+	if err != nil {
+		return respond(reply, err)
+	}
+	defer p.close()
+	sb := b.sandboxes.join(request.Sandbox)
+	defer b.sandboxes.drop(request.Sandbox)
+	sb.mounting.Lock()
+	defer sb.mounting.Unlock()
+	return respond(reply, b.mount(p, sb, request))
 }
 
-func (b *Buckets) mount(request wire.MountRequest) error {
+func (b *Buckets) mount(p *process, sb *sandbox, request wire.MountRequest) error {
 	dev, err := os.OpenFile(device, os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &deviceError{err}
@@ -74,25 +84,71 @@ func (b *Buckets) mount(request wire.MountRequest) error {
 		return err
 	}
 	defer mount.Close()
-	sb := b.sandboxes.join(request.Sandbox)
-	server, err := bucketfs.Serve(dev, b.options(bucket, sb.share))
+	fs, err := b.serve(dev, mount, request)
 	if err != nil {
-		b.sandboxes.drop(request.Sandbox)
 		return err
 	}
-	go func() {
-		<-server.Done()
-		b.sandboxes.drop(request.Sandbox)
-	}()
-	if err := attach(mount, request.PID, request.Path); err != nil {
-		return errors.Join(err, server.Close())
+	if err := p.attach(mount, request.Path); err != nil {
+		return errors.Join(err, fs.server.Close())
 	}
+	b.retire(p, sb.served[request.Path])
+	sb.served[request.Path] = fs
 	return nil
+}
+
+// serve serves the file system of a mount until its end.
+func (b *Buckets) serve(dev, mount *os.File, request wire.MountRequest) (*fileSystem, error) {
+	id, path := request.Sandbox, request.Path
+	sb := b.sandboxes.join(id)
+	server, err := bucketfs.Serve(dev, b.options(request.Bucket, sb.share))
+	if err != nil {
+		b.sandboxes.drop(id)
+		return nil, err
+	}
+	fs := &fileSystem{server: server}
+	go func() { // ends with the file system
+		<-server.Done()
+		sb.mounting.Lock()
+		if sb.served[path] == fs {
+			delete(sb.served, path) // another file system may get its device number
+		}
+		sb.mounting.Unlock()
+		b.sandboxes.drop(id)
+	}()
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(mount.Fd()), &stat); err != nil {
+		return nil, errors.Join(os.NewSyscallError("fstat", err), server.Close())
+	}
+	fs.device = stat.Dev
+	return fs, nil
 }
 
 // Unmount detaches a mount. Open files remain usable. It does nothing if there is none.
 func (b *Buckets) Unmount(m wire.Mount, reply *wire.Reply) error {
-	return respond(reply, detach(m.PID, m.Path))
+	p, err := openProcess(m)
+	if err != nil {
+		return respond(reply, err)
+	}
+	defer p.close()
+	sb := b.sandboxes.join(m.Sandbox)
+	defer b.sandboxes.drop(m.Sandbox)
+	sb.mounting.Lock()
+	defer sb.mounting.Unlock()
+	b.retire(p, sb.served[m.Path])
+	delete(sb.served, m.Path)
+	return respond(reply, p.detach(func(have *mountinfo.Info) bool { return have.Mountpoint == m.Path })) // an earlier helper's
+}
+
+// retire ends a file system except for open files, also if the sandbox prevents the unmount or has copied the mount to
+// another mount namespace. fs may be nil.
+func (b *Buckets) retire(p *process, fs *fileSystem) {
+	if fs == nil {
+		return
+	}
+	fs.server.Retire()
+	if err := p.detach(fs.has); err != nil {
+		b.log.Warn("failed to unmount a bucket whose files cannot be opened any more", "pid", p.pid, "error", err)
+	}
 }
 
 func (b *Buckets) options(bucket wire.Bucket, share *bucketfs.Share) bucketfs.Options {

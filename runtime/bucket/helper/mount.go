@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -18,9 +18,13 @@ const (
 	device = "/dev/fuse"
 	// subtype distinguishes the mounts of this helper, whose type is fuse.doze-bucket, from others in the sandbox.
 	subtype = "doze-bucket"
+	// unmountAttempts bounds the attempts while the sandbox renames the folders above a mount.
+	unmountAttempts = 10
 	// maxSource is the kernel's limit of a value of fsconfig(2) in bytes.
 	maxSource = 255
 )
+
+var errMoved = errors.New("the mount has another path now")
 
 // create creates a mount that is not attached, for an open /dev/fuse. source is what mount(8) shows in the sandbox.
 // The kernel accepts the descriptor only in the user namespace in which it was opened.
@@ -58,24 +62,19 @@ func create(dev *os.File, source string, readOnly bool) (*os.File, error) {
 	return os.NewFile(uintptr(mount), "mount"), nil
 }
 
-// attach attaches a mount at a folder of the mount namespace of a process. It replaces other mounts of this
-// helper, or of an earlier one, at this path.
-func attach(mount *os.File, pid int, path string) error {
-	stale, err := mountsAt(pid, path)
-	if err != nil {
-		return err
-	}
-	return inMountNamespace(pid, func() error {
-		for range stale {
-			if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-				return fmt.Errorf("unmount %s: %w", path, err)
-			}
-		}
-		folder, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
-			Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-			Resolve: unix.RESOLVE_NO_SYMLINKS,
-		})
+// attach attaches a mount at a folder of the sandbox. It replaces other mounts of this helper, or of an earlier one, at
+// this path.
+func (p *process) attach(mount *os.File, path string) error {
+	return p.inMountNamespace(func() error {
+		folder, err := openFolder(path)
 		if err != nil {
+			return &folderError{path, err} // before the sandbox loses another mount
+		}
+		unix.Close(folder)
+		if err := p.unmount(func(m *mountinfo.Info) bool { return m.Mountpoint == path }); err != nil {
+			return err
+		}
+		if folder, err = openFolder(path); err != nil {
 			return &folderError{path, err}
 		}
 		defer unix.Close(folder)
@@ -84,19 +83,55 @@ func attach(mount *os.File, pid int, path string) error {
 	})
 }
 
-// detach detaches the mounts of this helper, or of an earlier one, at a path. Open files remain usable.
-func detach(pid int, path string) error {
-	mounts, err := mountsAt(pid, path)
-	if err != nil || len(mounts) == 0 {
-		return err
-	}
-	return inMountNamespace(pid, func() error {
-		for range mounts {
-			if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-				return fmt.Errorf("unmount %s: %w", path, err)
+// detach detaches the mounts of this helper, and of earlier ones, that match.
+func (p *process) detach(match func(*mountinfo.Info) bool) error {
+	return p.inMountNamespace(func() error { return p.unmount(match) })
+}
+
+// unmount is detach in the mount namespace of the process. The sandbox may rename the folders above a mount, and
+// replace them by symbolic links, at any time. So it takes the present path of a mount, and unmounts what it has opened
+// there only if that is the same mount.
+func (p *process) unmount(match func(*mountinfo.Info) bool) error {
+	var failed error
+	for range unmountAttempts {
+		mounts, err := p.mounts(match)
+		if err != nil || len(mounts) == 0 {
+			return err
+		}
+		failed = nil
+		for _, m := range slices.Backward(mounts) { // the upper ones first
+			if err := unmountOne(m); err != nil {
+				failed = errors.Join(failed, fmt.Errorf("unmount %s: %w", m.Mountpoint, err))
 			}
 		}
-		return nil
+		if failed == nil {
+			return nil
+		}
+	}
+	return failed
+}
+
+func unmountOne(m *mountinfo.Info) error {
+	folder, err := openFolder(m.Mountpoint)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(folder)
+	var stat unix.Statx_t
+	if err := unix.Statx(folder, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID, &stat); err != nil {
+		return os.NewSyscallError("statx", err)
+	}
+	if stat.Mnt_id != uint64(m.ID) {
+		return errMoved
+	}
+	return os.NewSyscallError("umount", unix.Unmount(strconv.Itoa(folder), unix.MNT_DETACH)) // a link, see inMountNamespace
+}
+
+// openFolder opens a folder, or the mount on top of it, for its path only.
+func openFolder(path string) (int, error) {
+	return unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_SYMLINKS,
 	})
 }
 
@@ -117,47 +152,3 @@ func (e *folderError) Error() string {
 }
 
 func (e *folderError) Unwrap() error { return e.err }
-
-// mountsAt returns the mounts of this helper, and of earlier ones, that are on top at a path of the mount namespace
-// of a process.
-func mountsAt(pid int, path string) ([]*mountinfo.Info, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false })
-	if err != nil {
-		return nil, err
-	}
-	for i, m := range slices.Backward(mounts) {
-		if m.FSType != "fuse."+subtype {
-			return mounts[i+1:], nil
-		}
-	}
-	return mounts, nil
-}
-
-// inMountNamespace calls f in the mount namespace of a process, with the root of that namespace as root and
-// working folder.
-func inMountNamespace(pid int, f func() error) error {
-	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
-	if err != nil {
-		return err
-	}
-	defer namespace.Close()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked, so that the thread ends with this goroutine
-		done <- func() error {
-			if err := unix.Unshare(unix.CLONE_FS); err != nil {
-				return os.NewSyscallError("unshare", err)
-			}
-			if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil {
-				return os.NewSyscallError("setns", err)
-			}
-			return f()
-		}()
-	}()
-	return <-done
-}

@@ -3,6 +3,9 @@ package helper
 import (
 	"sync"
 
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
 	"github.com/doze-run/doze/runtime/bucket/bucketfs"
 )
 
@@ -14,10 +17,24 @@ type sandboxes struct {
 	byID map[string]*sandbox
 }
 
-// sandbox is a sandbox that has mounts. The fields are guarded by sandboxes.mu.
+// sandbox is a sandbox that has mounts, or files that are open after an unmount.
 type sandbox struct {
 	share *bucketfs.Share
-	users int
+	users int // guarded by sandboxes.mu
+
+	mounting sync.Mutex             // held while a mount is attached or detached
+	served   map[string]*fileSystem // the mounts by path, guarded by mounting
+}
+
+// fileSystem is a file system that this helper serves.
+type fileSystem struct {
+	server *bucketfs.Server
+	device uint64
+}
+
+// has reports whether a mount is of the file system.
+func (fs *fileSystem) has(m *mountinfo.Info) bool {
+	return unix.Mkdev(uint32(m.Major), uint32(m.Minor)) == fs.device
 }
 
 func newSandboxes(r *bucketfs.Resources) *sandboxes {
@@ -30,7 +47,7 @@ func (s *sandboxes) join(id string) *sandbox {
 	defer s.mu.Unlock()
 	sb := s.byID[id]
 	if sb == nil {
-		sb = &sandbox{share: s.resources.NewShare()}
+		sb = &sandbox{share: s.resources.NewShare(), served: map[string]*fileSystem{}}
 		s.byID[id] = sb
 	}
 	sb.users++

@@ -38,6 +38,7 @@ type Bucket struct {
 type Mount struct {
 	Sandbox string
 	PID     int    // of the sandbox's first process
+	Cgroup  string // that the process must be in or below, so that a reused pid is detected; not checked if empty
 	Path    string // absolute
 }
 

@@ -50,26 +50,6 @@ func TestCacheEvictsTheLeastRecentlyUsed(t *testing.T) {
 	}
 }
 
-func TestInCgroup(t *testing.T) {
-	for _, c := range []struct {
-		file, want string
-		in         bool
-	}{
-		{"0::/doze/sandboxes/abc\n", "/doze/sandboxes/abc", true},
-		{"0::/doze/sandboxes/abc/libpod-1/container\n", "/doze/sandboxes/abc", true},
-		{"9:name=systemd:/\n0::/doze/sandboxes/abc/x\n", "/doze/sandboxes/abc", true},
-		{"0::/doze/sandboxes/abcd\n", "/doze/sandboxes/abc", false},
-		{"0::/doze/node\n", "/doze/sandboxes/abc", false},
-		{"9:name=systemd:/doze/sandboxes/abc\n0::/\n", "/doze/sandboxes/abc", false},
-		{"0::/../doze/sandboxes/abc\n", "/doze/sandboxes/abc", false},
-		{"", "/doze/sandboxes/abc", false},
-	} {
-		if got := inCgroup([]byte(c.file), c.want); got != c.in {
-			t.Errorf("%q in %s: %v", c.file, c.want, got)
-		}
-	}
-}
-
 func TestPidfdAliveReportsTheEndOfAProcess(t *testing.T) {
 	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {

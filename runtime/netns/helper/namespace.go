@@ -1,13 +1,13 @@
 package helper
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"strconv"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/runtime/cgroup"
 	"github.com/doze-run/doze/runtime/netns/wire"
 )
 
@@ -62,7 +62,7 @@ func (s *server) open(r wire.Request) (_ *namespace, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("read the cgroup of process %d: %w", r.PID, err)
 		}
-		if !inCgroup(cgroups, r.Cgroup) {
+		if !cgroup.Contains(r.Cgroup, cgroups) {
 			return nil, refuse("process %d is not in %s", r.PID, r.Cgroup)
 		}
 	}
@@ -85,17 +85,6 @@ func (s *server) open(r wire.Request) (_ *namespace, err error) {
 			Text: fmt.Sprintf("the network namespace of process %d does not belong to a user namespace below Podman's", r.PID)}
 	}
 	return n, nil
-}
-
-// inCgroup reports whether the v2 line of /proc/<pid>/cgroup is want or below it.
-func inCgroup(cgroups []byte, want string) bool {
-	for line := range bytes.Lines(cgroups) {
-		if path, ok := bytes.CutPrefix(bytes.TrimSuffix(line, []byte("\n")), []byte("0::")); ok {
-			below, ok := bytes.CutPrefix(path, []byte(want))
-			return ok && (len(below) == 0 || below[0] == '/')
-		}
-	}
-	return false
 }
 
 // ownsBelow reports whether the user namespace that owns the namespace netns is a descendant
