@@ -120,7 +120,7 @@ const (
 	ConditionCodeNetworkLost    ConditionCode = "network_lost"    // it has no network
 	ConditionCodeTrustFailed    ConditionCode = "trust_failed"    // its programs may not trust the node's CA
 	ConditionCodeUnresponsive   ConditionCode = "unresponsive"    // its guest does not respond
-	ConditionCodeMountFailed    ConditionCode = "mount_failed"    // a bucket could not be mounted again when the node started
+	ConditionCodeMountFailed    ConditionCode = "mount_failed"    // a bucket could not be mounted again; tried again
 )
 
 // Values returns all codes.

@@ -13,6 +13,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/rpc"
 	"slices"
 	"strings"
 	"sync"
@@ -29,7 +30,7 @@ const (
 	startLimit = 20 * time.Second
 	// stopLimit is how long the helper may take to exit before it is killed.
 	stopLimit = time.Second
-	// restartPause is the pause before the helper is started again after it has ended unexpectedly, and between attempts.
+	// restartPause is the pause before the mounts are reported as lost, so that a helper that fails is not started all the time.
 	restartPause = time.Second
 	// defaultScratch is the default of Config.ScratchLimit.
 	defaultScratch = 10 << 30
@@ -69,8 +70,8 @@ type Client struct {
 	starting sync.Mutex // held while a helper starts
 	mu       sync.Mutex
 	current  *netns.Service // the helper
-	mounts   map[wire.Mount]wire.MountRequest
 	closed   bool
+	lost     chan struct{}   // of one value: a second loss is the same
 	ctx      context.Context // ends with Close
 	end      context.CancelFunc
 	watching sync.WaitGroup
@@ -79,7 +80,7 @@ type Client struct {
 // New returns a Client, which starts its helper with the first request. The caller closes it.
 func New(cfg Config) *Client {
 	cfg.ScratchLimit = cmp.Or(cfg.ScratchLimit, defaultScratch)
-	c := &Client{cfg: cfg, mounts: map[wire.Mount]wire.MountRequest{}}
+	c := &Client{cfg: cfg, lost: make(chan struct{}, 1)}
 	c.ctx, c.end = context.WithCancel(context.Background())
 	return c
 }
@@ -116,33 +117,26 @@ func (c *Client) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mo
 	if err != nil {
 		return err
 	}
-	request := wire.MountRequest{Mount: c.mount(id, pid, m.Path), Bucket: bucket}
-	c.mu.Lock()
-	c.mounts[request.Mount] = request // before the call, so that the next helper has it if this one ends
-	c.mu.Unlock()
-	if err := c.call(ctx, "Mount", request); err != nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.mounts, request.Mount)
-		return err
-	}
-	return nil
+	return c.call(ctx, "Mount", wire.MountRequest{Mount: c.mount(id, pid, m.Path), Bucket: bucket})
 }
 
 // Unmount implements sandbox.Buckets.
 func (c *Client) Unmount(ctx context.Context, id sandbox.ID, pid int, path string) error {
-	mount := c.mount(id, pid, path)
-	c.mu.Lock()
-	delete(c.mounts, mount)
-	c.mu.Unlock()
-	return c.call(ctx, "Unmount", mount)
+	return c.call(ctx, "Unmount", c.mount(id, pid, path))
 }
 
-// Forget implements sandbox.Buckets. The kernel ends the mounts with the sandbox's mount namespace.
-func (c *Client) Forget(id sandbox.ID) {
+// Lost implements sandbox.Buckets.
+func (c *Client) Lost() <-chan struct{} { return c.lost }
+
+// Forget implements sandbox.Buckets. It does not wait. The kernel ends the mounts with the sandbox's mount namespace;
+// this ends them also if a process cannot end because it waits for a file.
+func (c *Client) Forget(id sandbox.ID, pid int) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	maps.DeleteFunc(c.mounts, func(m wire.Mount, _ wire.MountRequest) bool { return m.Sandbox == string(id) })
+	h := c.current
+	c.mu.Unlock()
+	if h != nil {
+		h.Go(wire.Service+".Forget", c.mount(id, pid, ""), &wire.Reply{}, make(chan *rpc.Call, 1))
+	}
 }
 
 func (c *Client) mount(id sandbox.ID, pid int, path string) wire.Mount {
@@ -256,46 +250,26 @@ func (c *Client) start(ctx context.Context) (*netns.Service, error) {
 	return h, nil
 }
 
-// superviseHelper waits until the helper has ended. If the Client is not closed, it starts another one, which replaces all
-// mounts.
+// superviseHelper waits until the helper has ended, and reports the loss of its mounts. The next call starts another one.
 func (c *Client) superviseHelper(h *netns.Service) {
 	<-h.Done()
 	h.Close(0)
 	c.mu.Lock()
 	c.current = nil
 	c.mu.Unlock()
-	for c.ctx.Err() == nil {
-		c.cfg.Log.Error("bucket helper ended unexpectedly, starting it again")
-		select {
-		case <-time.After(restartPause):
-		case <-c.ctx.Done():
-			return
-		}
-		if c.replaceMounts() {
-			return
-		}
+	if c.ctx.Err() != nil {
+		return
 	}
-}
-
-// replaceMounts mounts all buckets again with a new helper, if there is none. It returns false if no helper starts.
-func (c *Client) replaceMounts() bool {
-	c.mu.Lock()
-	mounts := slices.Collect(maps.Values(c.mounts))
-	c.mu.Unlock()
-	if len(mounts) == 0 {
-		return true
+	c.cfg.Log.Error("bucket helper ended unexpectedly, mounting all buckets again")
+	select {
+	case <-time.After(restartPause):
+	case <-c.ctx.Done():
+		return
 	}
-	h, err := c.helper(c.ctx)
-	if err != nil {
-		c.cfg.Log.Error("failed to start the bucket helper", "error", err)
-		return false
+	select {
+	case c.lost <- struct{}{}:
+	default: // a loss that was not received yet
 	}
-	for _, m := range mounts {
-		if err := call(c.ctx, h, "Mount", m); err != nil {
-			c.cfg.Log.Error("failed to mount a bucket again", "sandbox", m.Sandbox, "path", m.Path, "error", err)
-		}
-	}
-	return true
 }
 
 var (

@@ -47,10 +47,10 @@ func (b *liveSandbox) idleIn() time.Duration {
 
 // nextCheck is when runCheck has something to do in the sandbox's present state: it may be
 // idle, asleep for reclaim_after or stop_after, stopped while its container runs on, detached
-// from the Uplink, or expired. If ok is false it needs no check.
+// from the Uplink, without a bucket, or expired. If ok is false it needs no check.
 func (b *liveSandbox) nextCheck() (d time.Duration, ok bool) {
 	d, ok = b.nextCheckOfState()
-	if again := b.retryIn(); b.cutOff.Load() && (!ok || d > again) {
+	if again := b.retryIn(); (b.cutOff.Load() || b.lacksMounts()) && (!ok || d > again) {
 		d, ok = again, true
 	}
 	if left, expires := b.expiresIn(); expires {
@@ -96,7 +96,7 @@ func (b *liveSandbox) runCheck(ctx context.Context) {
 	err := b.doDue(ctx, b.state())
 	switch {
 	case err == nil, errors.Is(err, errNotIdle), errors.Is(err, ErrBusy):
-		if !b.leftover.Load() && !b.cutOff.Load() {
+		if !b.leftover.Load() && !b.cutOff.Load() && !b.lacksMounts() {
 			b.failures.Store(0)
 		}
 		b.arm()
@@ -115,6 +115,11 @@ func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 	}
 	if b.cutOff.Load() {
 		if err := b.lockedIf(ctx, b.cutOff.Load, func() { b.noteAttached(b.attach(ctx)) }); err != nil {
+			return err
+		}
+	}
+	if b.lacksMounts() {
+		if err := b.lockedIf(ctx, b.lacksMounts, func() { b.noteRemounted(b.remount(ctx)) }); err != nil {
 			return err
 		}
 	}

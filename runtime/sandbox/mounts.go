@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 )
@@ -30,13 +32,15 @@ type Buckets interface {
 	Check(ctx context.Context, m Mount) error
 	// Mount mounts a bucket at m.Path, a folder of the sandbox whose first process is pid, in place of any earlier
 	// mount there. The sandbox may be frozen. Mount does not contact the object store. The mount remains until
-	// Unmount or the end of the sandbox's container, or until the node ends: the node then mounts it again. It returns
-	// ErrBucketNotFound, ErrNoMountPoint or ErrNoFUSE (wrapped).
+	// Unmount, Forget, or the end of the node, and until Lost reports its loss. It returns ErrBucketNotFound,
+	// ErrNoMountPoint or ErrNoFUSE (wrapped).
 	Mount(ctx context.Context, id ID, pid int, m Mount) error
 	// Unmount removes the mount at a path; open files remain usable. It does nothing if there is none.
 	Unmount(ctx context.Context, id ID, pid int, path string) error
-	// Forget is called when the container of the sandbox has ended.
-	Forget(id ID)
+	// Lost receives a value when the mounts of all sandboxes have failed. The caller mounts them again.
+	Lost() <-chan struct{}
+	// Forget ends the mounts of a sandbox whose container has ended, or is about to.
+	Forget(id ID, pid int)
 }
 
 var (
@@ -236,7 +240,17 @@ func (b *liveSandbox) mountNow(ctx context.Context, m Mount) error {
 	if _, err := b.guest.Mkdir(ctx, m.Path, 0o755); err != nil {
 		return fmt.Errorf("%w: create the folder %s: %w", ErrNoMountPoint, m.Path, err)
 	}
-	return b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m)
+	return b.mountAgain(ctx, m)
+}
+
+// mountAgain mounts a bucket at a folder that exists. Needs the transition lock.
+func (b *liveSandbox) mountAgain(ctx context.Context, m Mount) error {
+	b.mounted.add(m.Path) // first: when the mounts are lost meanwhile, this one is, too
+	err := b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m)
+	if err != nil {
+		b.mounted.remove(m.Path)
+	}
+	return err
 }
 
 // unmountNow removes a mount if the sandbox has a container that runs or is frozen. Needs the transition lock.
@@ -247,7 +261,11 @@ func (b *liveSandbox) unmountNow(ctx context.Context, path string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mountWait)
 	defer cancel()
-	return b.m.deps.Buckets.Unmount(ctx, b.id, pid, path)
+	if err := b.m.deps.Buckets.Unmount(ctx, b.id, pid, path); err != nil {
+		return err
+	}
+	b.mounted.remove(path)
+	return nil
 }
 
 // mountAll mounts the buckets of a sandbox whose container has started. Its programs must not run without them, because
@@ -261,13 +279,23 @@ func (b *liveSandbox) mountAll(ctx context.Context) error {
 	return nil
 }
 
-// remount mounts the buckets of a sandbox that the node takes over, frozen or not. The file systems of its mounts ended
-// with the node's last run. Needs the transition lock.
+// missingMounts returns the mounts that the sandbox's container lacks: all, when the node has just started or the mounts
+// were lost, and otherwise those that failed.
+func (b *liveSandbox) missingMounts() []Mount {
+	if b.pid.Load() == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(b.view.Load().Mounts), func(m Mount) bool { return b.mounted.has(m.Path) })
+}
+
+func (b *liveSandbox) lacksMounts() bool { return len(b.missingMounts()) > 0 }
+
+// remount mounts the buckets that the sandbox lacks, frozen or not. Needs the transition lock.
 func (b *liveSandbox) remount(ctx context.Context) error {
 	var failed error
-	for _, m := range b.view.Load().Mounts {
+	for _, m := range b.missingMounts() {
 		ctx, cancel := context.WithTimeout(ctx, mountWait)
-		if err := b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m); err != nil {
+		if err := b.mountAgain(ctx, m); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("mount the bucket %s at %s: %w", m.Bucket, m.Path, err))
 		}
 		cancel()
@@ -275,14 +303,71 @@ func (b *liveSandbox) remount(ctx context.Context) error {
 	return failed
 }
 
-// noteRemounted records whether the mounts of an adopted sandbox are back. After an error it runs on, and the folders
-// are not usable. Needs the transition lock.
+// noteRemounted records whether the buckets are mounted again. After an error the sandbox runs on, its folders are not
+// usable, and runCheck tries again. Another condition stays. Needs the transition lock.
 func (b *liveSandbox) noteRemounted(err error) {
 	if err == nil {
+		b.endConditionOf(ConditionMountFailed)
 		return
 	}
-	b.m.log.Error("failed to mount the buckets of a sandbox again", "sandbox", b.id, "error", err)
-	b.setCondition(ConditionMountFailed, "a bucket is not mounted; stop it and start it again: "+err.Error())
+	b.failures.Add(1)
+	b.m.log.Error("failed to mount the buckets of a sandbox again, trying again", "sandbox", b.id, "error", err)
+	if code := b.view.Load().Condition.Code; code == "" || code == ConditionMountFailed {
+		b.setCondition(ConditionMountFailed, "a bucket is not mounted; the node tries again: "+err.Error())
+	}
+}
+
+// awaitLostMounts makes all sandboxes mount their buckets again whenever the mounts are lost, until ctx ends.
+func (m *Manager) awaitLostMounts(ctx context.Context) {
+	for {
+		select {
+		case <-m.deps.Buckets.Lost():
+		case <-ctx.Done():
+			return
+		}
+		m.mu.RLock()
+		sandboxes := slices.Collect(maps.Values(m.sandboxes))
+		m.mu.RUnlock()
+		for _, b := range sandboxes {
+			b.mounted.clear()
+			if b.lacksMounts() {
+				b.armIn(0)
+			}
+		}
+	}
+}
+
+// mountedPaths are the paths at which the sandbox's container has its buckets. It is safe for concurrent use.
+type mountedPaths struct {
+	mu    sync.Mutex
+	paths map[string]bool
+}
+
+func (p *mountedPaths) add(path string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.paths == nil {
+		p.paths = map[string]bool{}
+	}
+	p.paths[path] = true
+}
+
+func (p *mountedPaths) remove(path string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.paths, path)
+}
+
+func (p *mountedPaths) clear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.paths)
+}
+
+func (p *mountedPaths) has(path string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.paths[path]
 }
 
 // noBuckets are the buckets of a node without any.
@@ -292,4 +377,5 @@ func (noBuckets) Names() []string                                { return nil }
 func (noBuckets) Check(context.Context, Mount) error             { return ErrBucketNotFound }
 func (noBuckets) Mount(context.Context, ID, int, Mount) error    { return ErrBucketNotFound }
 func (noBuckets) Unmount(context.Context, ID, int, string) error { return nil }
-func (noBuckets) Forget(ID)                                      {}
+func (noBuckets) Lost() <-chan struct{}                          { return nil }
+func (noBuckets) Forget(ID, int)                                 {}

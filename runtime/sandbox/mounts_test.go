@@ -132,6 +132,79 @@ func TestSandboxThatCannotBeMountedAgainHasACondition(t *testing.T) {
 	n.Buckets.Fail("mount", nil)
 }
 
+// A warm wake must not let its programs run without a bucket, either.
+func TestSandboxDoesNotWakeWithoutItsBuckets(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	path := filepath.Join(t.TempDir(), "data")
+	mountAt(t, n, id, path)
+	mustSleep(t, n.Manager, id)
+	failed := errors.New("no device")
+	n.Crash(t, func() { n.Buckets.Restart(); n.Buckets.Fail("mount", failed) })
+	if _, err := n.Manager.Acquire(t.Context(), id, sandbox.CauseExec); !errors.Is(err, failed) {
+		t.Errorf("the wake returned %v", err)
+	}
+	if got := stateOf(t, n.Manager, id); got != sandbox.StateAsleep {
+		t.Errorf("it is %s", got)
+	}
+	n.Buckets.Fail("mount", nil)
+	acquire(t, n.Manager, id).Release()
+	wantMounts(t, n, id, path)
+	if sb, _ := n.Manager.ByID(id); sb.Condition.Code != "" {
+		t.Errorf("it has the condition %+v", sb.Condition)
+	}
+}
+
+func TestMountFailureDoesNotHideAnotherCondition(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	mountAt(t, n, id, filepath.Join(t.TempDir(), "data"))
+	n.Crash(t, func() {
+		n.Buckets.Fail("mount", errors.New("no device"))
+		n.Uplink.Fail("attach", errors.New("no network"))
+	})
+	if sb, _ := n.Manager.ByID(id); sb.Condition.Code != sandbox.ConditionNetworkLost {
+		t.Errorf("got %+v", sb.Condition)
+	}
+}
+
+func TestLostMountsAreMountedAgain(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	running, asleep := create(t, n.Manager, "running").ID, create(t, n.Manager, "asleep").ID
+	folder := t.TempDir()
+	path, unmounted := filepath.Join(folder, "data"), filepath.Join(folder, "unmounted")
+	for _, id := range []sandbox.ID{running, asleep} {
+		mountAt(t, n, id, path)
+		mountAt(t, n, id, unmounted)
+		testkit.NoError(t, "Unmount", n.Manager.Unmount(t.Context(), id, unmounted))
+	}
+	mustSleep(t, n.Manager, asleep)
+
+	n.Buckets.Fail("mount", errors.New("no device"))
+	n.Buckets.Lose()
+	for _, id := range []sandbox.ID{running, asleep} {
+		testkit.Eventually(t, "the loss is a condition", func() bool {
+			sb, _ := n.Manager.ByID(id)
+			return sb.Condition.Code == sandbox.ConditionMountFailed && strings.Contains(sb.Condition.Message, "no device")
+		})
+	}
+	n.Buckets.Fail("mount", nil)
+	n.Buckets.Lose() // it does not wait for the next attempt
+	for _, id := range []sandbox.ID{running, asleep} {
+		testkit.Eventually(t, "the buckets are mounted and the condition has ended", func() bool {
+			sb, _ := n.Manager.ByID(id)
+			return len(n.Buckets.Mounts(id)) == 1 && sb.Condition.Code == ""
+		})
+		wantMounts(t, n, id, path)
+	}
+	if got := stateOf(t, n.Manager, asleep); got != sandbox.StateAsleep {
+		t.Errorf("mounting again left it %s", got)
+	}
+}
+
 func TestFailedMountChangesNothing(t *testing.T) {
 	failed := errors.New("failed")
 	for _, operation := range []string{"check", "mount"} {

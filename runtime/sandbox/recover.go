@@ -73,6 +73,7 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.mu.Unlock()
 	m.spawn(m.maintainSnapshots)
 	m.spawn(m.watchDisks)
+	m.spawn(m.awaitLostMounts)
 	if m.deps.Memory != nil {
 		m.spawn(m.watchMemory)
 	}

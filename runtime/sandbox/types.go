@@ -77,7 +77,7 @@ const (
 	ConditionNetworkLost    ConditionCode = "network_lost"    // it has no network; tried again
 	ConditionTrustFailed    ConditionCode = "trust_failed"    // its programs may not trust the node's CA
 	ConditionUnresponsive   ConditionCode = "unresponsive"    // it has not responded since the node started
-	ConditionMountFailed    ConditionCode = "mount_failed"    // the node could not mount a bucket again when it started
+	ConditionMountFailed    ConditionCode = "mount_failed"    // a bucket could not be mounted again; tried again
 )
 
 // Duration is a time.Duration that reads and writes as text, such as "60s".

@@ -33,9 +33,10 @@ func (b *liveSandbox) attach(ctx context.Context) error {
 func (b *liveSandbox) disconnect() {
 	b.unwatch()
 	b.dropKernels()
-	b.pid.Store(0)
+	pid := int(b.pid.Swap(0))
 	b.m.deps.Network.Forget(b.id)
-	b.m.deps.Buckets.Forget(b.id)
+	b.m.deps.Buckets.Forget(b.id, pid)
+	b.mounted.clear()
 	b.m.uplink.Detach(b.id)
 	b.cutOff.Store(false)
 	b.guest.Close()

@@ -238,6 +238,9 @@ var errUnusable = errors.New("its guest cannot be used")
 
 // thaw is the warm wake.
 func (b *liveSandbox) thaw(ctx context.Context) error {
+	if err := b.remount(ctx); err != nil { // its programs must not run without the buckets
+		return err
+	}
 	if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil {
 		return fmt.Errorf("thaw %s: %w", b.id, err)
 	}

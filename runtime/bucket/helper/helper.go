@@ -105,7 +105,7 @@ func (b *Buckets) serve(dev, mount *os.File, request wire.MountRequest) (*fileSy
 		b.sandboxes.drop(id)
 		return nil, err
 	}
-	fs := &fileSystem{server: server}
+	fs := &fileSystem{server: server, pid: request.PID}
 	go func() { // ends with the file system
 		<-server.Done()
 		sb.mounting.Lock()
@@ -137,6 +137,25 @@ func (b *Buckets) Unmount(m wire.Mount, reply *wire.Reply) error {
 	b.retire(p, sb.served[m.Path])
 	delete(sb.served, m.Path)
 	return respond(reply, p.detach(func(have *mountinfo.Info) bool { return have.Mountpoint == m.Path })) // an earlier helper's
+}
+
+// Forget ends the file systems of a sandbox's process. Path is empty.
+func (b *Buckets) Forget(m wire.Mount, reply *wire.Reply) error {
+	sb := b.sandboxes.join(m.Sandbox)
+	defer b.sandboxes.drop(m.Sandbox)
+	sb.mounting.Lock()
+	var ended []*bucketfs.Server
+	for _, fs := range sb.served {
+		if fs.pid == m.PID {
+			ended = append(ended, fs.server)
+		}
+	}
+	sb.mounting.Unlock()
+	var err error
+	for _, server := range ended {
+		err = errors.Join(err, server.Close())
+	}
+	return respond(reply, err)
 }
 
 // retire ends a file system except for open files, also if the sandbox prevents the unmount or has copied the mount to

@@ -29,6 +29,7 @@ type sandbox struct {
 // fileSystem is a file system that this helper serves.
 type fileSystem struct {
 	server *bucketfs.Server
+	pid    int // of the sandbox's first process
 	device uint64
 }
 

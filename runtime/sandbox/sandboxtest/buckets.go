@@ -16,6 +16,7 @@ import (
 type Buckets struct {
 	Faults
 
+	lost   chan struct{}
 	mu     sync.Mutex
 	mounts map[mountPoint]sandbox.Mount
 }
@@ -28,7 +29,9 @@ type mountPoint struct {
 }
 
 // NewBuckets returns buckets without mounts.
-func NewBuckets() *Buckets { return &Buckets{mounts: map[mountPoint]sandbox.Mount{}} }
+func NewBuckets() *Buckets {
+	return &Buckets{lost: make(chan struct{}), mounts: map[mountPoint]sandbox.Mount{}}
+}
 
 // Names implements sandbox.Buckets.
 func (b *Buckets) Names() []string { return []string{"data", "models"} }
@@ -66,11 +69,14 @@ func (b *Buckets) Unmount(ctx context.Context, id sandbox.ID, pid int, path stri
 	return nil
 }
 
+// Lost implements sandbox.Buckets.
+func (b *Buckets) Lost() <-chan struct{} { return b.lost }
+
 // Forget implements sandbox.Buckets.
-func (b *Buckets) Forget(id sandbox.ID) {
+func (b *Buckets) Forget(id sandbox.ID, pid int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	maps.DeleteFunc(b.mounts, func(at mountPoint, _ sandbox.Mount) bool { return at.id == id })
+	maps.DeleteFunc(b.mounts, func(at mountPoint, _ sandbox.Mount) bool { return at.id == id && at.pid == pid })
 }
 
 // Restart ends all mounts, as the end of a node does.
@@ -78,6 +84,12 @@ func (b *Buckets) Restart() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	clear(b.mounts)
+}
+
+// Lose ends all mounts, as the end of the bucket helper does.
+func (b *Buckets) Lose() {
+	b.Restart()
+	b.lost <- struct{}{}
 }
 
 // Mounts returns what is mounted in a sandbox, by path.
