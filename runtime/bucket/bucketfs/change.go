@@ -45,7 +45,7 @@ func (m *mount) Unlink(interrupt <-chan struct{}, header *fuse.InHeader, name st
 	if !code.Ok() {
 		return code
 	}
-	ctx, cancel := m.operation(interrupt)
+	ctx, cancel := m.operation(interrupt, header)
 	defer cancel()
 	n, unlock, err := m.lockName(ctx, key)
 	if err != nil {
@@ -85,7 +85,7 @@ func (m *mount) Rename(interrupt <-chan struct{}, in *fuse.RenameIn, oldName, ne
 	case in.Flags&^unix.RENAME_NOREPLACE != 0:
 		return fuse.EINVAL
 	}
-	ctx, cancel := m.operation(interrupt)
+	ctx, cancel := m.operation(interrupt, &in.InHeader)
 	defer cancel()
 	if err := m.checkRename(ctx, from, to, in.Flags&unix.RENAME_NOREPLACE != 0); err != nil {
 		return status(ctx, err)

@@ -137,7 +137,7 @@ func (m *mount) readFolder(interrupt <-chan struct{}, in *fuse.ReadIn, add func(
 	if !ok {
 		return fuse.EBADF
 	}
-	ctx, cancel := m.operation(interrupt)
+	ctx, cancel := m.operation(interrupt, &in.InHeader)
 	defer cancel()
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -273,7 +273,7 @@ func (m *mount) Mkdir(interrupt <-chan struct{}, in *fuse.MkdirIn, name string, 
 	if !code.Ok() {
 		return code
 	}
-	ctx, cancel := m.operation(interrupt)
+	ctx, cancel := m.operation(interrupt, &in.InHeader)
 	defer cancel()
 	if _, err := m.find(ctx, key); err == nil {
 		return fuse.Status(syscall.EEXIST)
@@ -314,7 +314,7 @@ func (m *mount) Rmdir(interrupt <-chan struct{}, header *fuse.InHeader, name str
 		return code
 	}
 	key += "/"
-	ctx, cancel := m.operation(interrupt)
+	ctx, cancel := m.operation(interrupt, header)
 	defer cancel()
 	empty, err := m.isEmpty(ctx, key)
 	switch {

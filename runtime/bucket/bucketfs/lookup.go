@@ -27,7 +27,7 @@ func (m *mount) Lookup(interrupt <-chan struct{}, header *fuse.InHeader, name st
 	if m.enterLocal(key, out) {
 		return fuse.OK
 	}
-	ctx, cancel := m.operation(interrupt)
+	ctx, cancel := m.operation(interrupt, header)
 	defer cancel()
 	found, err := m.find(ctx, key)
 	if err != nil {
@@ -104,7 +104,7 @@ func (m *mount) GetAttr(interrupt <-chan struct{}, in *fuse.GetAttrIn, out *fuse
 	if n == nil {
 		return fuse.ENOENT
 	}
-	ctx, cancel := m.operation(interrupt)
+	ctx, cancel := m.operation(interrupt, &in.InHeader)
 	defer cancel()
 	err := m.refresh(ctx, n)
 	if err != nil && !(in.Flags()&fuse.FUSE_GETATTR_FH != 0 && (errno(err) == syscall.ENOENT || errno(err) == syscall.ESTALE)) {

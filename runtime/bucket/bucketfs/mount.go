@@ -23,7 +23,7 @@ type mount struct {
 	owner    fuse.Owner
 	started  time.Time
 
-	producers sync.WaitGroup // of streams
+	background sync.WaitGroup // of streams and uploads, which end with ctx
 
 	mu         sync.Mutex
 	nodes      map[uint64]*node
@@ -53,7 +53,7 @@ func newMount(ctx context.Context, o Options, s *store) *mount {
 
 // discardFiles releases everything when the connection has ended. Changes that were not uploaded are lost.
 func (m *mount) discardFiles() {
-	m.producers.Wait() // they end with m.ctx
+	m.background.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, h := range m.handles {
@@ -72,20 +72,6 @@ func (m *mount) discardFiles() {
 
 // String implements fuse.RawFileSystem.
 func (m *mount) String() string { return "bucketfs" }
-
-// operation returns the context of a FUSE request. It ends with the connection, and with cause
-// errInterrupted when the request is interrupted.
-func (m *mount) operation(interrupt <-chan struct{}) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(m.ctx)
-	go func() { // ends with ctx
-		select {
-		case <-interrupt:
-			cancel(errInterrupted)
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { cancel(context.Canceled) }
-}
 
 // withHandle calls open, which adds a handle for a program, if the sandbox may have another one.
 func (m *mount) withHandle(open func() fuse.Status) fuse.Status {

@@ -30,20 +30,20 @@ func (m *mount) Open(interrupt <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenO
 	case n.folder:
 		return fuse.EISDIR
 	}
-	return m.withHandle(func() fuse.Status { return m.open(interrupt, n, in.Flags, out) })
+	return m.withHandle(func() fuse.Status { return m.open(interrupt, n, in, out) })
 }
 
-func (m *mount) open(interrupt <-chan struct{}, n *node, flags uint32, out *fuse.OpenOut) fuse.Status {
-	ctx, cancel := m.operation(interrupt)
+func (m *mount) open(interrupt <-chan struct{}, n *node, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	ctx, cancel := m.operation(interrupt, &in.InHeader)
 	defer cancel()
 	if err := m.refresh(ctx, n); err != nil {
 		return status(ctx, err)
 	}
-	id, h, err := m.openNode(n, flags)
+	id, h, err := m.openNode(n, in.Flags)
 	if err != nil {
 		return status(ctx, err)
 	}
-	if flags&syscall.O_TRUNC != 0 {
+	if in.Flags&syscall.O_TRUNC != 0 {
 		if err := m.truncate(ctx, h, 0); err != nil {
 			m.releaseHandle(id)
 			return status(ctx, err)
@@ -201,7 +201,7 @@ func (m *mount) dropFile(n *node) {
 }
 
 // Flush implements fuse.RawFileSystem. It is called for each close(2) of a descriptor.
-func (m *mount) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+func (m *mount) Flush(interrupt <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	h := m.handle(in.Fh)
 	if h == nil {
 		return fuse.EBADF
@@ -209,21 +209,32 @@ func (m *mount) Flush(_ <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 	if !h.writes {
 		return fuse.OK
 	}
-	return m.sync(h)
+	return m.sync(interrupt, &in.InHeader, h)
 }
 
 // Fsync implements fuse.RawFileSystem.
-func (m *mount) Fsync(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+func (m *mount) Fsync(interrupt <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	h := m.handle(in.Fh)
 	if h == nil {
 		return fuse.EBADF
 	}
-	return m.sync(h)
+	return m.sync(interrupt, &in.InHeader, h)
 }
 
-// sync uploads a file. An interrupt does not end it: signals and the freeze of a sandbox interrupt requests, too, and
-// programs do not expect EINTR of close(2).
-func (m *mount) sync(h *handle) fuse.Status { return status(m.ctx, m.upload(m.ctx, h.node, h.file)) }
+// sync uploads a file. Only the end of the program interrupts it, because programs do not expect EINTR of close(2). The
+// upload then goes on.
+func (m *mount) sync(interrupt <-chan struct{}, header *fuse.InHeader, h *handle) fuse.Status {
+	ctx, cancel := m.interruptible(interrupt, header.Pid, func(signals uint64, _ time.Duration) bool { return isKilled(signals) })
+	defer cancel()
+	done := make(chan error, 1)
+	m.background.Go(func() { done <- m.upload(m.ctx, h.node, h.file) })
+	select {
+	case err := <-done:
+		return status(m.ctx, err)
+	case <-ctx.Done():
+		return status(ctx, context.Cause(ctx))
+	}
+}
 
 // upload uploads a file if it is dirty. If it fails, the file stays dirty.
 func (m *mount) upload(ctx context.Context, n *node, f *file) error {

@@ -43,7 +43,7 @@ func (m *mount) Read(interrupt <-chan struct{}, in *fuse.ReadIn, buf []byte) (fu
 		}
 		return fuse.ReadResultData(buf[:n]), fuse.OK
 	}
-	ctx, cancel := m.operation(interrupt)
+	ctx, cancel := m.operation(interrupt, &in.InHeader)
 	defer cancel()
 	if err := h.reader.read(ctx, m, m.keyOf(h.node), o, buf, off); err != nil {
 		return nil, status(ctx, err)

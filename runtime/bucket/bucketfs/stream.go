@@ -57,7 +57,7 @@ func (ss *streams) add(m *mount, key string, o object, off, end int64) *stream {
 		changed: make(chan struct{}),
 	}
 	ss.all[s] = true
-	m.producers.Go(func() { s.produce(ctx) })
+	m.background.Go(func() { s.produce(ctx) })
 	return s
 }
 

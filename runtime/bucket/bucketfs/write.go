@@ -22,7 +22,7 @@ func (m *mount) Write(interrupt <-chan struct{}, in *fuse.WriteIn, data []byte) 
 		return 0, fuse.Status(syscall.EFBIG)
 	}
 	if !h.file.isLocal() {
-		ctx, cancel := m.operation(interrupt)
+		ctx, cancel := m.operation(interrupt, &in.InHeader)
 		defer cancel()
 		if err := m.makeLocal(ctx, h); err != nil {
 			return 0, status(ctx, err)
@@ -174,7 +174,7 @@ func (m *mount) SetAttr(interrupt <-chan struct{}, in *fuse.SetAttrIn, out *fuse
 	case n == nil:
 		return fuse.ENOENT
 	}
-	ctx, cancel := m.operation(interrupt)
+	ctx, cancel := m.operation(interrupt, &in.InHeader)
 	defer cancel()
 	if size, ok := in.GetSize(); ok {
 		fh, opened := in.GetFh()
