@@ -5,6 +5,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"syscall"
 	"testing"
@@ -128,6 +129,29 @@ func TestBucketsOutliveSleepStopAndNode(t *testing.T) {
 	if objects := n.s3.Objects(t); len(objects) != 1 {
 		t.Errorf("the object store has %v", objects)
 	}
+}
+
+func TestKilledProgramDoesNotWaitForTheObjectStore(t *testing.T) {
+	n := newBucketNode(t)
+	b := n.newBox(t)
+	b.mount(types.MountRequest{Bucket: "data", Path: "/data"})
+	arrived, resume := make(chan struct{}, 100), make(chan struct{})
+	n.s3.Fail(func(req *http.Request) s3test.Fault {
+		if req.Method == http.MethodPut {
+			arrived <- struct{}{}
+			<-resume
+		}
+		return s3test.Fault{}
+	})
+	defer close(resume)
+	ended := make(chan types.ExecResult, 1)
+	go func() {
+		result, _ := n.API.Exec(testkit.Context(t), string(b.id), client.ExecRequest{Command: types.Command{Command: "dd if=/etc/hostname of=/data/f"}})
+		ended <- result
+	}()
+	testkit.Receive(t, "an upload", arrived)
+	b.exec("kill -9 $(pidof dd)")
+	testkit.Receive(t, "the end of the program", ended)
 }
 
 func TestFailedMountsAreExplained(t *testing.T) {

@@ -221,13 +221,19 @@ func (m *mount) Fsync(interrupt <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	return m.sync(interrupt, &in.InHeader, h)
 }
 
-// sync uploads a file. Only the end of the program interrupts it, because programs do not expect EINTR of close(2). The
-// upload then goes on.
+// sync uploads a file. Only the end of the program interrupts it, because programs do not expect EINTR of close(2). An
+// upload that has begun then goes on.
 func (m *mount) sync(interrupt <-chan struct{}, header *fuse.InHeader, h *handle) fuse.Status {
 	ctx, cancel := m.interruptible(interrupt, header.Pid, func(signals uint64, _ time.Duration) bool { return isKilled(signals) })
 	defer cancel()
+	if err := h.file.lock(ctx); err != nil {
+		return status(ctx, err)
+	}
 	done := make(chan error, 1)
-	m.background.Go(func() { done <- m.upload(m.ctx, h.node, h.file) })
+	m.background.Go(func() {
+		defer h.file.unlock()
+		done <- m.uploadDirty(m.ctx, h.node, h.file)
+	})
 	select {
 	case err := <-done:
 		return status(m.ctx, err)
@@ -242,6 +248,11 @@ func (m *mount) upload(ctx context.Context, n *node, f *file) error {
 		return err
 	}
 	defer f.unlock()
+	return m.uploadDirty(ctx, n, f)
+}
+
+// uploadDirty is upload for callers that hold f.busy.
+func (m *mount) uploadDirty(ctx context.Context, n *node, f *file) error {
 	if !f.isDirty() {
 		return nil
 	}
