@@ -148,6 +148,9 @@ func (m *Manager) Unmount(ctx context.Context, id ID, path string) error {
 		b.change(func(sb *Sandbox) { sb.Mounts = withMount(sb.Mounts, mount) })
 		return errors.Join(err, b.save(context.WithoutCancel(ctx)))
 	}
+	if !b.lacksMounts() {
+		b.endConditionOf(ConditionMountFailed)
+	}
 	b.emit(Event{Type: EventUnmounted, Bucket: mount.Bucket, Path: mount.Path})
 	return nil
 }

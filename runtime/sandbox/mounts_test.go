@@ -156,6 +156,21 @@ func TestSandboxDoesNotWakeWithoutItsBuckets(t *testing.T) {
 	}
 }
 
+func TestUnmountOfAMissingBucketEndsTheCondition(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	path := filepath.Join(t.TempDir(), "data")
+	mountAt(t, n, id, path)
+	n.Crash(t, func() { n.Buckets.Restart(); n.Buckets.Fail("mount", errors.New("no device")) })
+	testkit.NoError(t, "Unmount", n.Manager.Unmount(t.Context(), id, path))
+	if sb, _ := n.Manager.ByID(id); sb.Condition.Code != "" {
+		t.Errorf("it has the condition %+v", sb.Condition)
+	}
+	mustSleep(t, n.Manager, id)
+	acquire(t, n.Manager, id).Release()
+}
+
 func TestMountFailureDoesNotHideAnotherCondition(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.Open(t, nil)
