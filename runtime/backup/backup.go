@@ -82,6 +82,10 @@ type Client struct {
 	closed  bool
 
 	cache cacheUsage
+	fresh struct {
+		mu      sync.Mutex
+		checked bool // the cache is of this boot
+	}
 }
 
 // New returns a Client, which maintains the repository in the background until Close. The caller closes it.
@@ -324,7 +328,10 @@ func (c *Client) complete(request *wire.Request) error {
 		AccessKey: c.cfg.AccessKey, SecretKey: c.cfg.SecretKey,
 	}
 	request.Password, request.Cache, request.Node = c.cfg.Password, c.cfg.Folder, c.cfg.Node
-	return os.MkdirAll(c.cfg.Folder, 0o700)
+	if err := os.MkdirAll(c.cfg.Folder, 0o700); err != nil {
+		return err
+	}
+	return c.discardStaleCache()
 }
 
 var _ sandbox.Backups = (*Client)(nil)

@@ -32,3 +32,31 @@ func TestSizeOfTheCacheIsMeasuredOnceAMinute(t *testing.T) {
 		t.Errorf("after the end of the context: %v", err)
 	}
 }
+
+// TestCacheOfAnEarlierBootIsDiscarded: a loss of power may have damaged it.
+func TestCacheOfAnEarlierBootIsDiscarded(t *testing.T) {
+	folder := t.TempDir()
+	cached, note := filepath.Join(folder, "cache-1", "index"), filepath.Join(folder, "boot")
+	use := func() (kept bool) {
+		t.Helper()
+		testkit.NoError(t, "Mkdir", os.MkdirAll(filepath.Dir(cached), 0o700))
+		testkit.NoError(t, "WriteFile", os.WriteFile(cached, nil, 0o600))
+		c := &Client{cfg: Config{Folder: folder}}
+		testkit.NoError(t, "discard", c.discardStaleCache())
+		_, err := os.Stat(cached)
+		return err == nil
+	}
+	if use() {
+		t.Error("a cache of an unknown boot stays")
+	}
+	if !use() {
+		t.Error("the cache of this boot was discarded")
+	}
+	testkit.NoError(t, "WriteFile", os.WriteFile(note, []byte("another\n"), 0o600))
+	if use() {
+		t.Error("the cache of another boot stays")
+	}
+	if !use() {
+		t.Error("the cache of this boot was discarded")
+	}
+}
