@@ -1,4 +1,4 @@
-// Package durable writes files that are complete whenever they have their name.
+// Package durable writes files that are complete whenever they have their name, and syncs names.
 package durable
 
 import (
@@ -23,9 +23,14 @@ func Write(path string, data []byte, place func(temporary, path string) error) e
 	if err := place(f.Name(), path); err != nil {
 		return err
 	}
-	d, err := os.Open(dir)
+	return Sync(dir)
+}
+
+// Sync writes a file, or the names in a folder, to the disk.
+func Sync(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(f.Sync(), f.Close())
 }

@@ -84,6 +84,18 @@ func (c *Client) stopLocked() error {
 	return nil
 }
 
+// Repair implements sandbox.Disks.
+func (c *Client) Repair(ctx context.Context) error {
+	_, err := c.call(ctx, "Repair", "", "")
+	return err
+}
+
+// Sync implements sandbox.Disks.
+func (c *Client) Sync(ctx context.Context, id sandbox.ID) error {
+	_, err := c.call(ctx, "Sync", id, "")
+	return err
+}
+
 // Prefetch implements sandbox.Disks.
 func (c *Client) Prefetch(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
 	if err := c.copies.Acquire(ctx, 1); err != nil {

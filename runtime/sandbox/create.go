@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/doze-run/doze/internal/durable"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -330,7 +331,7 @@ func (m *Manager) makeRunDir(id ID) error {
 	return os.Chmod(dir, 0o777|os.ModeSticky)
 }
 
-// removeRunDir removes that folder. Idempotent. The engine removes other files that the
+// removeRunDir removes that folder, durably. Idempotent. The engine removes other files that the
 // sandbox has put there: the node's user may not enter the sandbox's folders, and lacks the
 // descriptors for a deep tree.
 func (m *Manager) removeRunDir(ctx context.Context, id ID) error {
@@ -338,8 +339,10 @@ func (m *Manager) removeRunDir(ctx context.Context, id ID) error {
 	for _, path := range []string{m.socketPath(id), filepath.Join(dir, guest.SandboxSocketName)} {
 		_ = os.Remove(path) // or the folder is not empty
 	}
-	if err := os.Remove(dir); err == nil || os.IsNotExist(err) {
-		return nil
+	if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+		if err := m.deps.Engine.RemoveFolder(ctx, dir); err != nil {
+			return err
+		}
 	}
-	return m.deps.Engine.RemoveFolder(ctx, dir)
+	return durable.Sync(filepath.Dir(dir))
 }

@@ -118,6 +118,29 @@ func TestFailedCreationLeavesNothing(t *testing.T) {
 	create(t, n.Manager, "app")
 }
 
+// TestSandboxesAreDurable: a creation is acknowledged when its container survives a loss of power, and a record is removed
+// when no loss of power can bring back the container.
+func TestSandboxesAreDurable(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	n.Disks.FailOnce("sync", syscall.EIO)
+	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("created a sandbox that is not durable: %v", err)
+	}
+	if n.Engine.Count() != 0 {
+		t.Error("its container is left")
+	}
+	sb := create(t, n.Manager, "app")
+	n.Disks.Fail("sync", syscall.EIO)
+	if err := n.Manager.Destroy(t.Context(), sb.ID); !errors.Is(err, syscall.EIO) {
+		t.Errorf("destroy: %v", err)
+	}
+	if state := n.Store.Record(t, sb.ID).State; state != sandbox.StateDestroyed {
+		t.Errorf("the record is %s", state)
+	}
+	n.Disks.Fail("sync", nil)
+	testkit.NoError(t, "destroy again", n.Manager.Destroy(t.Context(), sb.ID))
+}
+
 func TestCreationOutlivesItsCaller(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	release := n.Engine.Block("start")

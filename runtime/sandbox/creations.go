@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/doze-run/doze/internal/durable"
 )
 
 // creations notes the creations under way, by an empty file for each, in a folder that
@@ -18,6 +20,9 @@ func (c creations) add(id ID) error {
 	err := os.MkdirAll(c.dir, 0o700)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(c.dir, string(id)), nil, 0o600)
+	}
+	if err == nil {
+		err = durable.Sync(c.dir)
 	}
 	if err != nil {
 		return fmt.Errorf("note the creation: %w", err)

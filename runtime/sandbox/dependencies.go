@@ -154,6 +154,12 @@ type MemoryState struct {
 // concurrent calls are never for the same snapshot. An unknown container returns ErrNoContainer
 // (wrapped), a full disk ErrStoreFull (wrapped).
 type Disks interface {
+	// Repair repairs what a loss of power has damaged in the storage. It is the first call, before containers are created
+	// and removed.
+	Repair(ctx context.Context) error
+	// Sync makes the creation or the removal of a container durable. A loss of power leaves the disk of a new container usable,
+	// with all that its programs have synced, and does not bring back a removed one.
+	Sync(ctx context.Context, id ID) error
 	// Prefetch copies the disk of a container whose programs run, so that Capture has less to
 	// do. The copy is not consistent yet.
 	Prefetch(ctx context.Context, id ID, snapshot SnapshotID) error

@@ -129,6 +129,9 @@ func (b *liveSandbox) dismantle(ctx context.Context) error {
 	if err := b.m.deps.Engine.Remove(ctx, b.id); err != nil {
 		return err
 	}
+	if err := b.m.deps.Disks.Sync(ctx, b.id); err != nil { // before the record is removed
+		return err
+	}
 	if err := b.m.deps.Freezer.Remove(b.id); err != nil {
 		return err
 	}

@@ -27,6 +27,9 @@ const (
 func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.uplink = uplink
 	m.pollDisks() // writes count from now on
+	if err := m.deps.Disks.Repair(ctx); err != nil {
+		m.log.Warn("failed to check the storage for damage by a loss of power", "error", err)
+	}
 	containers, err := m.deps.Engine.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list the engine's containers: %w", err)

@@ -375,10 +375,9 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 	}
 	spec := b.m.containerSpec(sb, parent)
 	spec.New = true // the old one has no files any more
-	if err := b.m.deps.Engine.Create(ctx, spec); err != nil {
-		return fmt.Errorf("create its container from %s: %w", sb.diskRef(), fullDisk(err))
+	if err := b.createContainer(ctx, spec); err != nil {
+		return fmt.Errorf("create its container from %s: %w", sb.diskRef(), err)
 	}
-	b.emptyDisk()
 	// Before anything is written to the new disk: another rebase would discard that.
 	return b.changeSaved(ctx, func(sb *Sandbox) { sb.Rebase = false }, func(sb *Sandbox) { sb.Rebase = true })
 }

@@ -254,7 +254,7 @@ func TestRestoreReplacesTheDisk(t *testing.T) {
 }
 
 func TestFailedRestoreIsFinishedByTheNextWake(t *testing.T) {
-	for _, operation := range []string{"discard", "remove", "create"} {
+	for _, operation := range []string{"discard", "remove", "create", "sync"} {
 		t.Run(operation, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
 			id := newDisk(t, n, "box")

@@ -329,10 +329,9 @@ func (b *liveSandbox) start(ctx context.Context) error {
 			b.emit(Event{Type: EventDiskLost, Error: diskLostMessage})
 			b.diskLost = true
 		}
-		if err := b.m.deps.Engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {
-			return fmt.Errorf("create its container: %w", fullDisk(err))
+		if err := b.createContainer(ctx, b.m.containerSpec(sb, parent)); err != nil {
+			return fmt.Errorf("create its container: %w", err)
 		}
-		b.emptyDisk()
 		c, err = b.m.deps.Engine.Start(ctx, b.id, limits)
 	}
 	if err != nil {
@@ -350,6 +349,19 @@ func (b *liveSandbox) start(ctx context.Context) error {
 		return err
 	}
 	b.watch()
+	return nil
+}
+
+// createContainer creates the container, whose disk survives a loss of power.
+func (b *liveSandbox) createContainer(ctx context.Context, spec ContainerSpec) error {
+	err := b.m.deps.Engine.Create(ctx, spec)
+	if err == nil {
+		err = b.m.deps.Disks.Sync(ctx, b.id)
+	}
+	if err != nil {
+		return fullDisk(err)
+	}
+	b.emptyDisk()
 	return nil
 }
 

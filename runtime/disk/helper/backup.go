@@ -132,9 +132,6 @@ func (d *Disks) adopt(snapshot, image string) error {
 	}
 	layer, err := d.store.Layer(c.LayerID)
 	if err == nil {
-		err = d.sync() // the files must be durable before publish names them
-	}
-	if err == nil {
 		err = d.publish(snapshot, base{image: image, layer: layer}, d.staging(snapshot))
 	}
 	return errors.Join(err, d.store.DeleteContainer(c.ID))

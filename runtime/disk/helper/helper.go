@@ -20,6 +20,7 @@ import (
 	"go.podman.io/storage/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/internal/durable"
 	"github.com/doze-run/doze/runtime/disk/tree"
 	"github.com/doze-run/doze/runtime/disk/wire"
 )
@@ -56,6 +57,9 @@ type Disks struct {
 	measurements map[measurementKey]context.CancelFunc
 
 	trash trash
+
+	// durable are the layers below containers that are known to be durable.
+	durable sync.Map
 }
 
 // copying is the copy of a disk under way.
@@ -130,8 +134,16 @@ func (d *Disks) staging(snapshot string) string {
 }
 
 // files returns the folder with the files of a layer.
-func (d *Disks) files(layer string) string {
-	return filepath.Join("/proc/self/fd", strconv.Itoa(int(d.layers.Fd())), layer, "diff")
+func (d *Disks) files(layer string) string { return filepath.Join(d.layerFolder(layer), "diff") }
+
+// layerFolder returns the folder that the storage has for a layer.
+func (d *Disks) layerFolder(layer string) string {
+	return filepath.Join("/proc/self/fd", strconv.Itoa(int(d.layers.Fd())), layer)
+}
+
+// listFolder returns the folder with the storage's list of a kind: layers, images or containers.
+func (d *Disks) listFolder(kind string) string {
+	return filepath.Join(d.config.GraphRoot, d.config.Driver+"-"+kind)
 }
 
 // base is what the disk of a container is based on.
@@ -220,6 +232,68 @@ func (d *Disks) Capture(r wire.Request, reply *wire.Reply) error {
 		reply.Usage = wire.Usage(usage)
 		return err
 	})
+}
+
+// Sync makes the creation or the removal of a container durable. It syncs only what the storage has written for the container:
+// a sync of the file system would wait for the writes of all sandboxes.
+func (d *Disks) Sync(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		base, err := d.disk(r.Container)
+		switch {
+		case errors.Is(err, storage.ErrContainerUnknown):
+		case err != nil:
+			return err
+		default:
+			if err := d.syncLayer(base.layer); err != nil {
+				return err
+			}
+		}
+		return d.syncLists()
+	})
+}
+
+// syncLayer makes the layer of a new container durable.
+func (d *Disks) syncLayer(layer *storage.Layer) error {
+	if err := d.syncBelow(layer.Parent); err != nil {
+		return err
+	}
+	folder := d.layerFolder(layer.ID)
+	for _, path := range []string{filepath.Join(folder, "link"), filepath.Join(folder, "lower"), folder, d.layerFolder("l"), d.layerFolder("")} {
+		if err := durable.Sync(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// syncLists makes the names of the storage's lists durable. The storage replaces the lists by renames, and syncs the
+// files only.
+func (d *Disks) syncLists() error {
+	for _, kind := range []string{"layers", "images", "containers"} {
+		if err := durable.Sync(d.listFolder(kind)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// syncBelow makes the layer that containers are based on durable. For the first container of an image, the storage copies
+// the image's files and does not sync them.
+func (d *Disks) syncBelow(layer string) error {
+	if _, done := d.durable.Load(layer); done || layer == "" {
+		return nil
+	}
+	l, err := d.store.Layer(layer)
+	if err != nil {
+		return err
+	}
+	if !d.isSnapshot(l) { // they are durable
+		if err := d.sync(); err != nil {
+			return err
+		}
+	}
+	d.durable.Store(layer, true)
+	return nil
 }
 
 // sync writes all that was changed in the storage to the disk.

@@ -57,9 +57,6 @@ func (d *Disks) Publish(r wire.Request, reply *wire.Reply) error {
 		if c == nil {
 			return errors.New("publish: the helper that captured the disk has ended")
 		}
-		if err := d.sync(); err != nil { // the files before the names
-			return err
-		}
 		return d.publish(r.Snapshot, c.base, d.staging(r.Snapshot))
 	})
 }
@@ -103,6 +100,10 @@ func (d *Disks) publish(snapshot string, base base, files string) error {
 		return err
 	}
 	if err := d.protectBelow(snapshot, below.Parent, mappings); err != nil {
+		return err
+	}
+	// After a loss of power, a layer that has files also has their contents and all that the storage needs.
+	if err := d.sync(); err != nil {
 		return err
 	}
 	if err := unix.Renameat2(unix.AT_FDCWD, files, unix.AT_FDCWD, d.files(layer.ID), unix.RENAME_EXCHANGE); err != nil {
@@ -260,10 +261,10 @@ func (d *Disks) Delete(r wire.Request, reply *wire.Reply) error {
 			return err
 		}
 		err = d.store.DeleteLayer(d.layerID(r.Snapshot)) // of an incomplete one
-		if errors.Is(err, storage.ErrLayerUnknown) || errors.Is(err, storage.ErrLayerHasChildren) || errors.Is(err, storage.ErrNotALayer) {
-			return nil
+		if err != nil && !errors.Is(err, storage.ErrLayerUnknown) && !errors.Is(err, storage.ErrLayerHasChildren) && !errors.Is(err, storage.ErrNotALayer) {
+			return err
 		}
-		return err
+		return d.syncLists() // before the node forgets the snapshot
 	})
 }
 

@@ -31,9 +31,13 @@ func (d *Disks) discard(path string) error {
 	return err
 }
 
-// empty replaces the files of a layer by none.
+// empty replaces the files of a layer by none. An interrupted removal may have removed them.
 func (d *Disks) empty(layer string) error {
-	return d.moveToTrash(d.files(layer), unix.RENAME_EXCHANGE)
+	err := d.moveToTrash(d.files(layer), unix.RENAME_EXCHANGE)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // moveToTrash discards a folder. With RENAME_EXCHANGE an empty one takes its place.

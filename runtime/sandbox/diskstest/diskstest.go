@@ -79,6 +79,7 @@ func (f *Fixture) Create(from sandbox.SnapshotID) sandbox.ID {
 	}
 	f.Must(f.Engine.Create(f.Ctx, spec))
 	f.Cleanup(func() { f.Remove(id) })
+	f.Must(f.Disks.Sync(f.Ctx, id))
 	return id
 }
 
@@ -88,6 +89,7 @@ func (f *Fixture) Remove(id sandbox.ID) {
 	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	f.Must(f.Engine.Remove(ctx, id))
+	f.Must(f.Disks.Sync(ctx, id))
 }
 
 // SnapshotID returns a new id, and deletes its snapshot with the test, before the containers that

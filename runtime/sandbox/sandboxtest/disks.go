@@ -14,7 +14,7 @@ import (
 )
 
 // Disks is a sandbox.Disks of an Engine's containers, whose disks are maps. It can be made to
-// fail and to hang, by operation: "prefetch", "capture", "publish", "move", "discard", "delete",
+// fail and to hang, by operation: "repair", "sync", "prefetch", "capture", "publish", "move", "discard", "delete",
 // "export", "measure", "usage", "space". It has one file system, of 1 TiB and 100 million inodes, where
 // nothing but its containers uses any unless a test changes that.
 type Disks struct {
@@ -219,6 +219,12 @@ func (d *Disks) Moved(ctx context.Context, snapshot sandbox.SnapshotID) (bool, e
 	s := d.engine.snapshots[sandbox.SnapshotRef(snapshot)]
 	return s != nil && s.published, ctx.Err()
 }
+
+// Repair implements sandbox.Disks.
+func (d *Disks) Repair(ctx context.Context) error { return d.begin(ctx, "repair") }
+
+// Sync implements sandbox.Disks.
+func (d *Disks) Sync(ctx context.Context, _ sandbox.ID) error { return d.begin(ctx, "sync") }
 
 // Discard implements sandbox.Disks.
 func (d *Disks) Discard(ctx context.Context, id sandbox.ID) error {

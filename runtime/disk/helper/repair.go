@@ -1,0 +1,196 @@
+package helper
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"go.podman.io/storage"
+	"go.podman.io/storage/pkg/idtools"
+
+	"github.com/doze-run/doze/runtime/disk/wire"
+)
+
+const (
+	// linkNameLength is the length of the short names of layers in Podman's storage, idLength of ids.
+	linkNameLength = 26
+	idLength       = 64
+	// orphanAge is longer than any creation of a container.
+	orphanAge = 15 * time.Minute
+)
+
+// Repair repairs the short names of layers. Podman's storage does not sync the file "link", which has the short name of
+// its layer, so a loss of power may leave it empty. When the storage removes such a layer, it removes the folder of all short names
+// instead of the layer's. Podman creates them again only if each folder of the storage is a layer, which newer
+// versions of the storage, as in this program, do not ensure.
+//
+// Repair also removes layers whose creation or removal was interrupted, see removeOrphans.
+func (d *Disks) Repair(_ wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		if err := repairLinks(filepath.Join(d.config.GraphRoot, d.config.Driver)); err != nil { // first: removals need them
+			return err
+		}
+		return d.removeOrphans(time.Now())
+	})
+}
+
+// removeOrphans removes layers of containers that do not exist: a kill or a loss of power after the storage has created a
+// layer and before it has the container leaves one. The layers of other users of the storage differ in their ids. It also removes
+// folders that are not in the storage's lists, which Btrfs may have after a loss of power.
+func (d *Disks) removeOrphans(now time.Time) error {
+	before := now.Add(-orphanAge)
+	// Podman creates the file after each boot. The creators of anything older are dead.
+	if info, err := os.Stat(filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "libpod", "tmp", "alive")); err == nil && info.ModTime().After(before) {
+		before = info.ModTime()
+	}
+	var folders []string // before the lists: what is created later is not an orphan
+	for _, parent := range []string{d.layerFolder(""), d.listFolder("images"), d.listFolder("containers")} {
+		old, err := foldersBefore(parent, before)
+		if err != nil {
+			return err
+		}
+		folders = append(folders, old...)
+	}
+	layers, err := d.store.Layers()
+	if err != nil {
+		return err
+	}
+	images, err := d.store.Images()
+	if err != nil {
+		return err
+	}
+	containers, err := d.store.Containers() // after the layers: a layer in the list has its container
+	if err != nil {
+		return err
+	}
+	listed, used := map[string]bool{}, map[string]bool{} // used: layers
+	for _, l := range layers {
+		listed[l.ID], used[l.Parent] = true, true
+	}
+	for _, i := range images {
+		listed[i.ID], used[i.TopLayer] = true, true
+		for _, id := range i.MappedTopLayers {
+			used[id] = true
+		}
+	}
+	for _, c := range containers {
+		listed[c.ID], used[c.LayerID] = true, true
+	}
+	for _, folder := range folders {
+		if listed[filepath.Base(folder)] {
+			continue
+		}
+		if name, err := os.ReadFile(filepath.Join(folder, "link")); err == nil && len(name) == linkNameLength {
+			_ = os.Remove(filepath.Join(d.layerFolder("l"), string(name)))
+		}
+		if err := d.discard(folder); err != nil {
+			return err
+		}
+	}
+	for _, l := range layers {
+		if used[l.ID] || !d.ofSandbox(l) || l.Created.After(before) {
+			continue
+		}
+		if err := d.empty(l.ID); err != nil {
+			return err
+		}
+		if err := d.store.DeleteLayer(l.ID); err != nil && !errors.Is(err, storage.ErrLayerUnknown) {
+			return fmt.Errorf("remove a layer without a container: %w", err)
+		}
+	}
+	return nil
+}
+
+// ofSandbox reports whether a layer was created for the container of a sandbox: it has the sandboxes' ids, and neither
+// a name, as layers of snapshots have, nor a digest, as layers of images have.
+func (d *Disks) ofSandbox(l storage.Layer) bool {
+	ids := []idtools.IDMap{{ContainerID: d.config.IDs.Container, HostID: d.config.IDs.Host, Size: d.config.IDs.Size}}
+	return len(l.Names) == 0 && l.CompressedDigest == "" && l.UncompressedDigest == "" && l.TOCDigest == "" && slices.Equal(l.UIDMap, ids)
+}
+
+// foldersBefore returns the paths of the folders of layers, images or containers that have not changed since that time.
+func foldersBefore(parent string, before time.Time) (paths []string, err error) {
+	entries, err := os.ReadDir(parent)
+	for _, e := range entries {
+		info, err := e.Info()
+		if err == nil && info.IsDir() && len(e.Name()) == idLength && info.ModTime().Before(before) {
+			paths = append(paths, filepath.Join(parent, e.Name()))
+		}
+	}
+	return paths, err
+}
+
+// repairLinks makes the file "link" of each layer and the folder of short names agree.
+func repairLinks(overlay string) error {
+	links := filepath.Join(overlay, "l")
+	if err := os.Mkdir(links, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	names := map[string]string{} // by target
+	list, err := os.ReadDir(links)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		link := filepath.Join(links, e.Name())
+		target, err := os.Readlink(link)
+		if err != nil {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(links, target)); errors.Is(err, fs.ErrNotExist) { // of a layer that was removed
+			if err := os.Remove(link); err != nil {
+				return err
+			}
+			continue
+		}
+		names[target] = e.Name()
+	}
+	layers, err := filepath.Glob(filepath.Join(overlay, "*", "diff"))
+	if err != nil {
+		return err
+	}
+	for _, files := range layers {
+		layer := filepath.Dir(files)
+		target := filepath.Join("..", filepath.Base(layer), "diff")
+		name, err := os.ReadFile(filepath.Join(layer, "link"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the layer is being created or removed
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case len(name) == linkNameLength && names[target] == string(name):
+			continue
+		case len(name) != linkNameLength && names[target] != "":
+			name = []byte(names[target])
+		case len(name) != linkNameLength:
+			name = []byte(rand.Text()) // of the same length and alphabet
+		}
+		if err := os.Symlink(target, filepath.Join(links, string(name))); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		if err := replace(filepath.Join(layer, "link"), name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace replaces a file by one with other content, which is durable.
+func replace(path string, content []byte) error {
+	f, err := os.Create(path + ".new")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
