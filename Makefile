@@ -34,7 +34,7 @@ endif
 # An S3 server for tests and benchmarks.
 BUILD_S3SERVER = cd test/s3server && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(TEST_HOME)/bin/doze-s3server .
 
-.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures xterm test-unit test-mounts test-clients test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures xterm test-unit test-mounts test-power test-clients test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -93,11 +93,12 @@ bench: build setup ## the figures that a node must reach, and its peers': BENCH=
 	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
 
-soak: build setup ## build the image full and check it; work on a node for DURATION (15m) and report resources that it does not release
+soak: build setup ## build the image full and check it; work on a node for DURATION (15m) and report resources that it does not release; losses of power
 	@packaging/host/as-root images/build base full
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	CGO_ENABLED=0 go build $(COMPILE) -o $(TEST_HOME)/bin/bench ./test/bench
 	$(ENTER) -- $(TEST_HOME)/bin/bench soak -bin $(TEST_HOME)/bin -duration $(or $(DURATION),15m) $(SOAK)
+	@$(MAKE) --no-print-directory test-power POWER='-moments 20 -filesystems ext4,xfs,btrfs'
 
 tags: ## the build tags, for GOFLAGS
 	@echo '$(TAGS)' | tr ' ' ','
@@ -136,6 +137,14 @@ test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestN
 test-mounts: ## copies of disks on ext4, XFS and Btrfs: wants root or sudo, and loop devices
 	@packaging/host/setup --with-tests
 	CGO_ENABLED=0 go test -vet=off -count=1 -run FileSystem -tags "mounts $(TAGS)" -exec '$(CURDIR)/packaging/host/as-root' ./runtime/disk/tree
+
+test-power: build ## losses of power at random moments: wants root or sudo, and loop devices; POWER='-moments 20 -filesystems ext4,xfs,btrfs'
+	@packaging/host/setup --with-tests
+	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
+	@CGO_ENABLED=0 go build $(COMPILE) -ldflags '-s -w' -o $(TEST_HOME)/bin/doze-recorder ./test/power/recorder
+	@$(BUILD_S3SERVER)
+	go test -vet=off -race -count=1 -timeout 60m -run PowerLoss -tags "mounts $(TAGS)" \
+		-exec '$(CURDIR)/packaging/host/as-root env DOZE_BIN=$(TEST_HOME)/bin' ./test/power -args $(POWER)
 
 test-clients: ## the OpenAPI document: lint, and compile generated clients for TypeScript and Go; wants Node.js
 	go test -vet=off -race -count=1 -timeout 15m -run '$(RUN)' -tags "clients $(TAGS)" ./test/clients

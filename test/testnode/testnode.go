@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,9 @@ type Config struct {
 	// Caddyfile is the text of the configuration. Default: ProjectCaddyfile().
 	// The environment has DOZE_HOME and DOZE_HTTPS_PORT for it.
 	Caddyfile string
+	// Enter is the beginning of the commands that run the programs, such as packaging/host/enter with its
+	// arguments. It replaces itself by the program. Default: none.
+	Enter []string
 }
 
 // Node is one node. Start, Stop, Kill and Remove are called by one goroutine at a
@@ -148,7 +152,12 @@ func (n *Node) Program(name string) string { return filepath.Join(n.cfg.Bin, nam
 
 // Command is one of doze's, with the environment of this node.
 func (n *Node) Command(args ...string) *exec.Cmd {
-	cmd := exec.Command(n.Program("doze"), args...)
+	return n.command("doze", args...)
+}
+
+func (n *Node) command(program string, args ...string) *exec.Cmd {
+	line := slices.Concat(n.cfg.Enter, []string{n.Program(program)}, args)
+	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Dir = n.Home
 	cmd.Env = append(os.Environ(), "DOZE_HOME="+n.Home, fmt.Sprintf("DOZE_HTTPS_PORT=%d", n.Port), "DOZE_BIND=127.0.0.1")
 	return cmd
@@ -158,10 +167,7 @@ func (n *Node) Command(args ...string) *exec.Cmd {
 // exec that any of its threads may make, and the kernel keeps a parent-death signal only
 // where the first thread does.
 func (n *Node) RunCommand() *exec.Cmd {
-	cmd := n.Command("run", "--config", n.Caddyfile(), "--adapter", "caddyfile")
-	cmd.Path = n.Program("doze-node")
-	cmd.Args[0] = cmd.Path
-	return cmd
+	return n.command("doze-node", "run", "--config", n.Caddyfile(), "--adapter", "caddyfile")
 }
 
 // URL is where the API is, with a path of it.
