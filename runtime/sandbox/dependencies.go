@@ -172,7 +172,7 @@ type Disks interface {
 	// on the disk when Move returns. The container is left an empty disk.
 	Move(ctx context.Context, id ID, snapshot SnapshotID) error
 	// Moved reports whether a Move that failed, or was interrupted by the end of the node, has
-	// moved files into the snapshot.
+	// moved files into the snapshot, which is on the disk then.
 	Moved(ctx context.Context, snapshot SnapshotID) (bool, error)
 	// Discard empties the disk of a container that does not run. It does not wait until the
 	// files have been deleted.

@@ -56,30 +56,9 @@ func (d *Disks) removeOrphans(now time.Time) error {
 		}
 		folders = append(folders, old...)
 	}
-	layers, err := d.store.Layers()
+	layers, listed, err := d.orphans()
 	if err != nil {
 		return err
-	}
-	images, err := d.store.Images()
-	if err != nil {
-		return err
-	}
-	containers, err := d.store.Containers() // after the layers: a layer in the list has its container
-	if err != nil {
-		return err
-	}
-	listed, used := map[string]bool{}, map[string]bool{} // used: layers
-	for _, l := range layers {
-		listed[l.ID], used[l.Parent] = true, true
-	}
-	for _, i := range images {
-		listed[i.ID], used[i.TopLayer] = true, true
-		for _, id := range i.MappedTopLayers {
-			used[id] = true
-		}
-	}
-	for _, c := range containers {
-		listed[c.ID], used[c.LayerID] = true, true
 	}
 	for _, folder := range folders {
 		if listed[filepath.Base(folder)] {
@@ -92,10 +71,53 @@ func (d *Disks) removeOrphans(now time.Time) error {
 			return err
 		}
 	}
+	return d.removeLayers(slices.DeleteFunc(layers, func(l storage.Layer) bool { return l.Created.After(before) }))
+}
+
+// removeInterrupted removes what interrupted creations of containers have left of layers above a layer that no container will
+// be based on any more.
+func (d *Disks) removeInterrupted(below string) error {
+	layers, _, err := d.orphans()
+	if err != nil {
+		return err
+	}
+	return d.removeLayers(slices.DeleteFunc(layers, func(l storage.Layer) bool { return l.Parent != below }))
+}
+
+// orphans returns the layers of sandboxes that neither containers nor images nor other layers use, and the ids of all layers,
+// images and containers in the storage's lists. Containers may be in creation for the layers.
+func (d *Disks) orphans() (orphans []storage.Layer, listed map[string]bool, err error) {
+	layers, err := d.store.Layers()
+	if err != nil {
+		return nil, nil, err
+	}
+	images, err := d.store.Images()
+	if err != nil {
+		return nil, nil, err
+	}
+	containers, err := d.store.Containers() // after the layers: the storage lists a layer first
+	if err != nil {
+		return nil, nil, err
+	}
+	listed = map[string]bool{}
+	used := map[string]bool{} // layers
 	for _, l := range layers {
-		if used[l.ID] || !d.ofSandbox(l) || l.Created.After(before) {
-			continue
+		listed[l.ID], used[l.Parent] = true, true
+	}
+	for _, i := range images {
+		listed[i.ID], used[i.TopLayer] = true, true
+		for _, id := range i.MappedTopLayers {
+			used[id] = true
 		}
+	}
+	for _, c := range containers {
+		listed[c.ID], used[c.LayerID] = true, true
+	}
+	return slices.DeleteFunc(layers, func(l storage.Layer) bool { return used[l.ID] || !d.ofSandbox(l) }), listed, nil
+}
+
+func (d *Disks) removeLayers(layers []storage.Layer) error {
+	for _, l := range layers {
 		if err := d.empty(l.ID); err != nil {
 			return err
 		}

@@ -260,6 +260,9 @@ func (d *Disks) Delete(r wire.Request, reply *wire.Reply) error {
 		} else if err := d.unprotect(r.Snapshot); err != nil { // of an incomplete one, or the image was removed by force
 			return err
 		}
+		if err := d.removeInterrupted(d.layerID(r.Snapshot)); err != nil {
+			return err
+		}
 		err = d.store.DeleteLayer(d.layerID(r.Snapshot)) // of an incomplete one
 		if err != nil && !errors.Is(err, storage.ErrLayerUnknown) && !errors.Is(err, storage.ErrLayerHasChildren) && !errors.Is(err, storage.ErrNotALayer) {
 			return err
@@ -298,15 +301,18 @@ func (d *Disks) unused(image, own string) error {
 	return nil
 }
 
-// Moved reports whether an interrupted Move had moved the files: the layer has some.
+// Moved reports whether an interrupted Move had moved the files: the layer has some. Then it makes the snapshot durable.
 func (d *Disks) Moved(r wire.Request, reply *wire.Reply) error {
 	return d.respond(reply, func() error {
 		entries, err := os.ReadDir(d.files(d.layerID(r.Snapshot)))
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
-		reply.Moved = len(entries) > 0
-		return err
+		if err != nil || len(entries) == 0 {
+			return err
+		}
+		reply.Moved = true
+		return d.sync()
 	})
 }
 
