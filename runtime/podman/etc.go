@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/doze-run/doze/internal/durable"
 	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/podman/ociruntime"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -95,12 +96,12 @@ func linkTo(program, path string) error {
 
 // writeReadable writes a file that sandboxes can read regardless of the umask: their root is
 // another user. It does not write to a file that has the content: it is mounted in sandboxes that run,
-// and on a full disk they would be left an empty one.
+// and on a full disk they would be left an empty one. The file is durable, because containers that have it are.
 func writeReadable(path, content string) error {
 	if have, err := os.ReadFile(path); err != nil || string(have) != content {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
-	return os.Chmod(path, 0o644)
+	return errors.Join(os.Chmod(path, 0o644), durable.Sync(path), durable.Sync(filepath.Dir(path)))
 }

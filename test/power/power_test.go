@@ -70,10 +70,13 @@ func loseAndCheck(t *testing.T, on string, random *rand.Rand) {
 		})
 		losses = append(losses, l)
 	}
-	n.create("recorder")
-	n.must(n.run("recorder", "record", "1"))
-	n.ledger.note(func() { n.ledger.sandboxes["recorder"] = disk{records: 1} })
-	lose() // the first container of an image
+	// The node syncs the file system for the first container of an image, but not for others.
+	for _, name := range []string{"recorder", "second"} {
+		n.create(name)
+		n.must(n.run(name, "record", "1"))
+		n.ledger.note(func() { n.ledger.sandboxes[name] = disk{records: 1} })
+		lose()
+	}
 
 	n.must(n.run("recorder", "fill", "recorder"))
 	_, err = n.API.StartProcess(n.ctx(), "recorder", types.StartProcessRequest{Name: "recorder", Command: types.Command{Argv: []string{"recorder", "record"}}, Restart: "on_wake"})

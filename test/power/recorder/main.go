@@ -56,9 +56,9 @@ func run(args []string) error {
 	case len(args) == 2 && args[0] == "fill":
 		return fill(args[1])
 	case len(args) == 3 && args[0] == "check":
-		return errors.Join(check(args[1]), checkRecords(number(2)))
+		return errors.Join(check(args[1]), checkRecords(number(2)), checkNames())
 	case len(args) == 2 && args[0] == "records":
-		return checkRecords(number(1))
+		return errors.Join(checkRecords(number(1)), checkNames())
 	}
 	return fmt.Errorf("unknown command %q", args)
 }
@@ -116,6 +116,20 @@ func checkRecords(least int) error {
 			continue
 		}
 		return fmt.Errorf("record %d of %d is missing: the log continues with %.20q", n, least, text)
+	}
+	return nil
+}
+
+// checkNames checks the files that the node makes for the sandbox.
+func checkNames() error {
+	for _, path := range []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if len(text) == 0 {
+			return fmt.Errorf("%s is empty", path)
+		}
 	}
 	return nil
 }
