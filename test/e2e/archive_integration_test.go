@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/doze-run/doze/api/types"
@@ -114,5 +115,102 @@ func TestArchiveOfAKilledNode(t *testing.T) {
 	n.awaitOffNode(t, b, before)
 	if got := b.exec(check); got != "28" {
 		t.Errorf("after the download was cut off: %q", got)
+	}
+}
+
+// transfers are the operations between disks and the object store, each with the request during which processes are killed.
+var transfers = map[string]struct {
+	during func(*http.Request) bool
+	// prepare comes before the operation, and returns the id of the backup to restore.
+	prepare func(n *backupNode, b *box) (backup string)
+	run     func(n *backupNode, b *box, backup string) error
+}{
+	"archive": {
+		isUpload("p"), func(*backupNode, *box) string { return "" },
+		func(n *backupNode, b *box, _ string) error {
+			_, err := n.API.Archive(testkit.Context(b.t), b.id, true, nil)
+			return err
+		},
+	},
+	"retrieval": {
+		isPack, func(_ *backupNode, b *box) string { b.archive(); return "" },
+		func(n *backupNode, b *box, _ string) error {
+			_, err := n.API.Wake(testkit.Context(b.t), b.id)
+			return err
+		},
+	},
+	"backup": {
+		isUpload("p"), func(*backupNode, *box) string { return "" },
+		func(n *backupNode, b *box, _ string) error {
+			_, err := n.API.CreateBackup(testkit.Context(b.t), b.id, types.CreateBackupRequest{}, nil)
+			return err
+		},
+	},
+	"restore": {
+		isPack, func(_ *backupNode, b *box) string {
+			backup := b.backUp().ID
+			b.exec("echo changed >/srv/changed")
+			return backup
+		},
+		func(n *backupNode, b *box, backup string) error {
+			_, err := n.API.RestoreBackup(testkit.Context(b.t), b.id, types.RestoreRequest{BackupID: backup}, true, nil)
+			return err
+		},
+	},
+}
+
+// TestKilledProcessesLeaveWholeArchivesAndBackups kills processes other than the node during transfers. Other tests
+// kill the node.
+func TestKilledProcessesLeaveWholeArchivesAndBackups(t *testing.T) {
+	n := newBackupNode(t)
+	before := n.remains(t)
+	killBackupHelper := func(*node, *box) {
+		for _, pid := range n.backupHelpers() {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+	}
+	for name, o := range transfers {
+		processes := []string{"backup helper", "disk helper", "podman"}
+		if name == "backup" || name == "restore" { // of a running sandbox
+			processes = append(processes, "guest", "monitor")
+		}
+		for _, victim := range processes {
+			t.Run(name+"/"+victim, func(t *testing.T) {
+				b := n.newBox(t)
+				b.exec("head -c 3M /dev/urandom >/srv/file; sha256sum /srv/file >/srv/sum")
+				_, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Name: "writer", Command: types.Command{Command: writer}})
+				b.must(err)
+				testkit.Eventually(t, "the writer writes", func() bool { return b.try("cat /srv/acknowledged").ExitCode == 0 })
+				backup := o.prepare(n, b)
+				b.must(os.RemoveAll(filepath.Join(n.Home, "backups"))) // the cache
+				kill := victims[victim]
+				if victim == "backup helper" {
+					kill = killBackupHelper
+				}
+				blocked := n.block(t, nth(1, o.during))
+				ended := make(chan error, 1)
+				go func() { ended <- o.run(n, b, backup) }()
+				testkit.Closed(t, "the transfer", blocked.reached)
+				kill(n.node, b)
+				blocked.release()
+				err = testkit.Receive(t, "the end of the operation", ended)
+				if victim == "backup helper" && err == nil {
+					t.Error("the operation succeeded without its helper")
+				}
+				b.exec("sha256sum --quiet -c /srv/sum")
+				b.records()
+				if changed := b.try("cat /srv/changed").ExitCode == 0; name == "restore" && changed != (err != nil) {
+					t.Errorf("the restore ended with %v; the disk is the sandbox's own: %t", err, changed)
+				}
+				b.must(o.run(n, b, backup)) // again
+				b.exec("sha256sum --quiet -c /srv/sum")
+				b.records()
+				b.must(n.API.Delete(testkit.Context(t), b.id))
+				for _, id := range n.backups(t) {
+					b.must(n.API.DeleteBackup(testkit.Context(t), id))
+				}
+				n.awaitRemains(t, before)
+			})
+		}
 	}
 }

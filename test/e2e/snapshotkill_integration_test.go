@@ -4,10 +4,16 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -76,7 +82,7 @@ func checkSnapshot(t *testing.T, n *node, b *box, failed bool) {
 	b.must(n.API.DeleteSnapshot(testkit.Context(t), list[0].ID))
 }
 
-// diskOperations are the operations whose node is killed.
+// diskOperations are the operations during which processes are killed.
 var diskOperations = map[string]diskOperation{
 	"snapshot of a running sandbox": {types.StateRunning, createSnapshot, checkSnapshot},
 	"snapshot of a stopped sandbox": {types.StateStopped, createSnapshot, checkSnapshot},
@@ -119,14 +125,80 @@ var diskOperations = map[string]diskOperation{
 	},
 }
 
-// TestKilledNodeLeavesWholeSnapshots kills the node at moments that are spread over the duration of each operation.
-func TestKilledNodeLeavesWholeSnapshots(t *testing.T) {
-	const moments = 3
+// victims are the processes that take part in operations on disks.
+var victims = map[string]func(n *node, b *box){
+	"node":        func(n *node, b *box) { b.must(n.Kill()) },
+	"disk helper": func(n *node, b *box) { n.killChildren(b.t, "doze-disk") },
+	"podman":      func(n *node, b *box) { n.killChildren(b.t, "podman") },
+	"guest":       func(_ *node, b *box) { b.killGuest() },
+	"monitor":     func(_ *node, b *box) { b.killMonitor() },
+}
+
+// killChildren kills the children of the node that run a program, if there are any.
+func (n *node) killChildren(t *testing.T, name string) {
+	t.Helper()
+	for _, pid := range n.children() {
+		if program(pid) == name {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// program returns the name of the program that a process runs; empty if it has ended.
+func program(pid int) string {
+	command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	first, _, _ := strings.Cut(string(command), "\x00")
+	if first == "" {
+		return ""
+	}
+	return filepath.Base(first)
+}
+
+// killGuest kills the first process of the sandbox, which may not run.
+func (b *box) killGuest() {
+	for _, pid := range b.hostPIDs() {
+		if program(pid) == "doze-guest" {
+			_ = exec.Command("podman", "unshare", "kill", "-9", strconv.Itoa(pid)).Run() // it may have ended
+		}
+	}
+}
+
+// killMonitor kills the sandbox's conmon, which may not run.
+func (b *box) killMonitor() {
+	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range commands {
+		command, _ := os.ReadFile(path)
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err == nil && program(pid) == "conmon" && strings.Contains(string(command), "doze-"+b.id) {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+	}
+}
+
+// moment is a process and when it is killed: after a part of the duration of the operation.
+type moment struct {
+	victim string
+	part   float64
+}
+
+var moments = []moment{
+	{"node", 0.25}, {"node", 0.5}, {"node", 0.75}, {"disk helper", 0.3}, {"disk helper", 0.7}, {"podman", 0.4}, {"podman", 0.8}, {"guest", 0.5},
+	{"monitor", 0.5},
+}
+
+// TestKilledProcessesLeaveWholeSnapshots kills the processes of the node at moments that are spread over the duration of each
+// operation.
+func TestKilledProcessesLeaveWholeSnapshots(t *testing.T) {
 	n := ownNode(t)
 	before := n.remains(t)
 	for name, o := range diskOperations {
 		var took time.Duration
-		for moment := range moments + 1 { // the first one is measured
+		for _, at := range append([]moment{{}}, moments...) { // the first one is measured
+			if at.victim == "guest" && o.state != types.StateRunning {
+				continue
+			}
 			b := n.newBox(t)
 			b.exec("mkdir /srv/files; cd /srv/files; seq 300 | xargs -n 20 touch; echo snapshot >/srv/which")
 			_, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Name: "writer", Command: types.Command{Command: writer}})
@@ -140,19 +212,20 @@ func TestKilledNodeLeavesWholeSnapshots(t *testing.T) {
 			var ended sync.WaitGroup
 			began := time.Now()
 			ended.Go(func() { err = o.run(testkit.Context(t), n, b) })
-			if moment > 0 {
+			if at.victim != "" {
 				// Chooses the moment of the kill; the checks hold for each.
-				time.Sleep(took * time.Duration(moment) / (moments + 1))
-				b.must(n.Kill())
+				time.Sleep(time.Duration(float64(took) * at.part))
+				victims[at.victim](n, b)
 			}
 			ended.Wait()
-			if moment == 0 {
+			switch at.victim {
+			case "":
 				b.must(err)
 				took = time.Since(began)
-			} else {
+			case "node":
 				b.must(n.Start())
 			}
-			t.Run(fmt.Sprintf("%s/%d", name, moment), func(t *testing.T) { o.check(t, n, b, err != nil) })
+			t.Run(fmt.Sprintf("%s/%s at %.0f %%", name, at.victim, 100*at.part), func(t *testing.T) { o.check(t, n, b, err != nil) })
 			b.must(n.API.Delete(testkit.Context(t), b.id))
 			n.awaitRemains(t, before)
 		}
