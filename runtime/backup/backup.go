@@ -160,7 +160,7 @@ func (c *Client) Create(ctx context.Context, b sandbox.Backup, snapshot sandbox.
 	if request.Record, err = recordOf(b); err != nil {
 		return sandbox.Backup{}, err
 	}
-	return c.create(ctx, b, request, progress, nil)
+	return c.upload(ctx, b, request, progress, nil)
 }
 
 // CreateRunning implements sandbox.Backups.
@@ -171,7 +171,7 @@ func (c *Client) CreateRunning(ctx context.Context, b sandbox.Backup, stop sandb
 	}
 	request := createRequest(b, layers)
 	request.Running = true
-	created, err := c.create(ctx, b, request, progress, func(ctx context.Context, capture func(context.Context) error) (json.RawMessage, error) {
+	created, err := c.upload(ctx, b, request, progress, func(ctx context.Context, capture func(context.Context) error) (json.RawMessage, error) {
 		frozen, origin, err := stop(ctx, func(ctx context.Context) error {
 			if now, err := c.cfg.Disks.DiskLayers(ctx, b.Sandbox); err != nil {
 				return err
@@ -203,8 +203,8 @@ func createRequest(b sandbox.Backup, layers disk.Layers) wire.Request {
 
 func recordOf(b sandbox.Backup) (json.RawMessage, error) { return json.Marshal(record{b, formatOf(b)}) }
 
-// create runs a request to create the backup b, and returns b with its size and duration.
-func (c *Client) create(ctx context.Context, b sandbox.Backup, request wire.Request, progress func(sandbox.BackupProgress), stop stopPrograms) (sandbox.Backup, error) {
+// upload runs a request to create the backup b, and returns b with its size and duration.
+func (c *Client) upload(ctx context.Context, b sandbox.Backup, request wire.Request, progress func(sandbox.BackupProgress), stop stopPrograms) (sandbox.Backup, error) {
 	result, err := c.run(ctx, c.transfers, request, report(progress, sandbox.BackupUpload), stop)
 	if err != nil {
 		return sandbox.Backup{}, fmt.Errorf("back up sandbox %s: %w", b.Sandbox, err)

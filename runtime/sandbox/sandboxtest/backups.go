@@ -58,7 +58,7 @@ func (b *Backups) Create(ctx context.Context, record sandbox.Backup, snapshot sa
 		return sandbox.Backup{}, err
 	}
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Total: contentOf(files)})
-	return b.create(ctx, record, files, progress)
+	return b.store(ctx, record, files, progress)
 }
 
 // CreateRunning implements sandbox.Backups.
@@ -90,7 +90,7 @@ func (b *Backups) CreateRunning(ctx context.Context, record sandbox.Backup, stop
 	if err != nil {
 		return sandbox.Backup{}, err
 	}
-	return b.create(ctx, record, files, progress)
+	return b.store(ctx, record, files, progress)
 }
 
 // filesOf returns the files of a container's disk that a backup contains.
@@ -100,8 +100,8 @@ func (b *Backups) filesOf(c *container, record sandbox.Backup) (map[string]strin
 	return selected(c.disk(), record.BackupSelection)
 }
 
-// create stores a backup.
-func (b *Backups) create(ctx context.Context, record sandbox.Backup, files map[string]string, progress func(sandbox.BackupProgress)) (sandbox.Backup, error) {
+// store stores a backup.
+func (b *Backups) store(ctx context.Context, record sandbox.Backup, files map[string]string, progress func(sandbox.BackupProgress)) (sandbox.Backup, error) {
 	if err := b.begin(ctx, "create"); err != nil {
 		return sandbox.Backup{}, err
 	}
