@@ -126,6 +126,8 @@ func TestClosedTerminalIsForgottenAlthoughItsEventWasMissed(t *testing.T) {
 	send("lost")
 	testkit.Eventually(t, "the terminal is known", func() bool { return terminalsOf(t, n.Manager, sb.ID) == "lost running" })
 	mustStop(t, n.Manager, sb.ID)
+	events = make(chan guest.Event) // the stream of the guest that was stopped may still take events from the other one
+	n.Engine.HandleGuest(hostile(sends(events)))
 	acquire(t, n.Manager, sb.ID).Release()
 	send("main")
 	send("build")
