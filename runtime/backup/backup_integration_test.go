@@ -396,6 +396,38 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
+// TestChecksumsOfPacks: packs are sent with a CRC-32C, and with an MD5 to an object store that demands it.
+func TestChecksumsOfPacks(t *testing.T) {
+	for name, demanded := range map[string]bool{"CRC-32C": false, "MD5": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			id := r.node.Create(t, disktest.BaseImage)
+			random(t, id, "data", 4, 1024)
+			var crc, md5 atomic.Int64
+			r.s3.Fail(func(q *http.Request) s3test.Fault {
+				if q.Method != http.MethodPut || !strings.HasPrefix(q.URL.Path, "/"+r.s3.Bucket+"/doze/p") {
+					return s3test.Fault{}
+				}
+				if q.Header.Get("Content-Md5") != "" {
+					md5.Add(1)
+				} else if q.Header.Get("X-Amz-Checksum-Crc32c") != "" {
+					crc.Add(1)
+					if demanded {
+						return s3test.Fault{Status: http.StatusBadRequest}
+					}
+				}
+				return s3test.Fault{}
+			})
+			before := describe(t, id)
+			b, _ := r.backUp(id)
+			if crc.Load() == 0 || md5.Load() > 0 != demanded {
+				t.Errorf("%d packs came with a CRC-32C, %d with an MD5", crc.Load(), md5.Load())
+			}
+			testkit.Diff(t, "the restored disk", describe(t, r.restore(b)), before)
+		})
+	}
+}
+
 // helpers returns the ids of the processes of the helper program.
 func helpers(t testing.TB, program string) (pids []string) {
 	t.Helper()
