@@ -1,4 +1,4 @@
-// Package ociimage writes container images as tar archives, and unpacks them.
+// Package ociimage writes container images as tar archives, and reads and unpacks them.
 //
 // An archive is an OCI image layout that also contains the manifest.json of the docker-archive format:
 // `podman load`, `docker load` and skopeo can read it as either format. See
@@ -8,12 +8,9 @@ package ociimage
 import (
 	"archive/tar"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
-	"regexp"
 	"slices"
 
 	"github.com/opencontainers/go-digest"
@@ -160,72 +157,3 @@ func descriptor(mediaType string, content []byte) v1.Descriptor {
 const blobFolder = v1.ImageBlobsDir + "/sha256"
 
 func blobPath(d digest.Digest) string { return path.Join(blobFolder, d.Encoded()) }
-
-const (
-	// maxEntries exceeds what Write writes: a snapshot adds up to 64 layers to its image's.
-	maxEntries = 1000
-	// maxDocument limits the size of files that are not blobs.
-	maxDocument = 4 << 20
-)
-
-var isBlob = regexp.MustCompile("^" + blobFolder + "/[0-9a-f]{64}$").MatchString
-
-// Unpack unpacks an archive that Write has written, as an OCI image layout in a folder. It verifies
-// the digests, and writes nothing outside the folder.
-func Unpack(root *os.Root, archive io.Reader) error {
-	if err := root.MkdirAll(blobFolder, 0o755); err != nil {
-		return err
-	}
-	in := tar.NewReader(archive)
-	complete := false
-	for range maxEntries {
-		h, err := in.Next()
-		if err == io.EOF && complete {
-			return nil
-		}
-		if err == io.EOF {
-			return errors.New("the archive has no image")
-		}
-		if err != nil {
-			return err
-		}
-		switch {
-		case h.Typeflag != tar.TypeReg:
-			return fmt.Errorf("unexpected entry %q in the archive", h.Name)
-		case h.Name == dockerManifest:
-		case isBlob(h.Name):
-			err = unpackBlob(root, h.Name, in)
-		case h.Name == v1.ImageLayoutFile || h.Name == v1.ImageIndexFile:
-			complete = complete || h.Name == v1.ImageIndexFile
-			var content []byte
-			if h.Size > maxDocument {
-				return fmt.Errorf("%s in the archive has more than %d MiB", h.Name, maxDocument>>20)
-			}
-			if content, err = io.ReadAll(in); err == nil {
-				err = root.WriteFile(h.Name, content, 0o644)
-			}
-		default:
-			return fmt.Errorf("unexpected entry %q in the archive", h.Name)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return fmt.Errorf("the archive has more than %d entries", maxEntries)
-}
-
-func unpackBlob(root *os.Root, name string, in io.Reader) error {
-	file, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return err
-	}
-	sum := newSummer(file)
-	_, err = io.Copy(sum, in)
-	if err := errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	if got := sum.digester.Digest(); got.Encoded() != path.Base(name) {
-		return fmt.Errorf("%s has the digest %s", name, got)
-	}
-	return nil
-}

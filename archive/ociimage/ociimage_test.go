@@ -125,6 +125,8 @@ func TestUnpackRefusesOtherArchives(t *testing.T) {
 		"other file":     single(tar.Header{Name: "blobs/x"}, "x"),
 		"other digest":   single(tar.Header{Name: blob}, "x"),
 		"without images": single(tar.Header{Name: "oci-layout"}, "{}"),
+		"two images":     single(tar.Header{Name: "manifest.json"}, "[{},{}]"),
+		"no blob listed": single(tar.Header{Name: "manifest.json"}, `[{"Config":"../x"}]`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			root, err := os.OpenRoot(t.TempDir())
@@ -134,5 +136,28 @@ func TestUnpackRefusesOtherArchives(t *testing.T) {
 				t.Error("unpacked")
 			}
 		})
+	}
+}
+
+// TestReadVerifiesBlobsThatItsCallerSkips: a caller need not read a blob, such as one that it has.
+func TestReadVerifiesBlobsThatItsCallerSkips(t *testing.T) {
+	image := imageOf(t)
+	whole := archiveOf(t, image).Bytes()
+	read := func(archive []byte) (listed ociimage.Contents, blobs []digest.Digest, err error) {
+		err = ociimage.Read(bytes.NewReader(archive), ociimage.Visitor{
+			Image: func(c ociimage.Contents) error { listed = c; return nil },
+			Blob:  func(d digest.Digest, _ io.Reader) error { blobs = append(blobs, d); return nil },
+		})
+		return listed, blobs, err
+	}
+	listed, blobs, err := read(whole)
+	testkit.NoError(t, "read", err)
+	testkit.Diff(t, "listed layers", listed.Layers, []digest.Digest{image.Layers[0].Digest, image.Layers[1].Digest, image.Layers[2].Digest, image.Layers[0].Digest})
+	if listed.Config != digest.FromBytes(image.Config) || len(blobs) != 5 { // and the manifest
+		t.Errorf("listed %s, blobs %v", listed.Config, blobs)
+	}
+	changed := bytes.Replace(whole, []byte("linux"), []byte("minix"), 1)
+	if _, _, err := read(changed); err == nil || !strings.Contains(err.Error(), listed.Config.Encoded()) {
+		t.Errorf("changed blob: %v", err)
 	}
 }
