@@ -33,6 +33,8 @@ endif
 
 # An S3 server for tests and benchmarks.
 BUILD_S3SERVER = cd test/s3server && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(TEST_HOME)/bin/doze-s3server .
+# A container registry for tests.
+BUILD_REGISTRY = cd test/registry && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(TEST_HOME)/bin/doze-registry .
 
 .PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures xterm test-unit test-mounts test-power test-clients test-integration test-vm
 
@@ -161,6 +163,7 @@ test-integration: build ## tests against real Podman: PACKAGES=./runtime/netns/.
 	@# What tests of egress put into sandboxes, and a policy that does harm.
 	@CGO_ENABLED=0 go build $(COMPILE) -ldflags '-s -w' -o $(TEST_HOME)/bin/ ./test/egress/client ./test/egress/everything
 	@$(BUILD_S3SERVER)
+	@$(BUILD_REGISTRY)
 	@GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags '-s -w' -o $(TEST_HOME)/bin/hostile.wasm ./test/egress/hostile
 	@mkdir -p build && chmod 1777 build # pictures of pages that failed
 	DOZE_BIN=$(TEST_HOME)/bin go test -vet=off -race -count=1 -p 1 -parallel 8 -timeout 30m -run '$(RUN)' \

@@ -53,6 +53,7 @@ require (
 	google.golang.org/grpc v1.83.2
 	google.golang.org/protobuf v1.36.12
 	gvisor.dev/gvisor v0.0.0-20260527191743-a81fd9dd382e
+	oras.land/oras-go/v2 v2.7.0
 )
 
 require (
