@@ -14,25 +14,33 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/archive/ociimage"
+	"github.com/doze-run/doze/archive/ociimage/registry"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) pushSnapshotCommand() *cobra.Command {
-	return &cobra.Command{
+	verify := true
+	cmd := &cobra.Command{
 		Use:   "push SNAPSHOT DESTINATION",
 		Short: "Export a snapshot as a container image",
 		Long: `Export a snapshot as a container image, with the files of the snapshot and the layers of the
 image that it is based on. DESTINATION is one of
 
-  oci-archive:FILE     an archive for podman load and docker load; - is standard output
-  docker-archive:FILE  the same archive; it has both formats
-  oci:FOLDER           an OCI image layout in a new folder
+  docker://REGISTRY/REPOSITORY:TAG  a registry; the default of TAG is latest
+  oci-archive:FILE                  an archive for podman load and docker load; - is standard output
+  docker-archive:FILE               the same archive; it has both formats
+  oci:FOLDER                        an OCI image layout in a new folder
 
-A failed export leaves no files behind. The image is named localhost/SANDBOX:SNAPSHOT.
-The environment, declared processes and other settings of the sandbox are not part of it.`,
-		Example: `  doze snapshot push before-upgrade oci-archive:shop.tar
-  doze snapshot push before-upgrade oci-archive:- | ssh other-node podman load
-  doze snapshot push before-upgrade oci:shop && skopeo copy oci:shop docker://registry.example.com/shop:1`,
+The credentials for a registry come from "podman login" or "docker login" on this machine, and from
+credential helpers. Layers that the registry has are not uploaded. The command prints the image
+with its digest.
+
+A failed export leaves no files behind, and no tag in a registry. In files, the image is named
+localhost/SANDBOX:SNAPSHOT. The environment, declared processes and other settings of the sandbox
+are not part of it.`,
+		Example: `  doze snapshot push before-upgrade docker://registry.example.com/team/shop:1
+  doze snapshot push before-upgrade oci-archive:shop.tar
+  doze snapshot push before-upgrade oci-archive:- | ssh other-node podman load`,
 		Args: wants(2, 2),
 		ValidArgsFunction: a.complete(func(ctx context.Context, node *client.Client, args []string) []string {
 			if len(args) > 0 {
@@ -45,12 +53,19 @@ The environment, declared processes and other settings of the sandbox are not pa
 			if err != nil {
 				return err
 			}
-			c := &copying{app: a, progress: newProgress(a.err)}
-			err = to.write(a.out, func() (io.ReadCloser, error) {
+			open := func() (io.ReadCloser, error) {
 				done := a.waiting("exporting " + args[0])
 				defer done()
 				return node.ExportSnapshot(ctx, args[0])
-			}, c.counting)
+			}
+			switch {
+			case to.transport == registryTransport:
+				return a.pushToRegistry(ctx, to, !verify, open)
+			case !verify:
+				return usage.Errorf("--tls-verify applies to docker://REGISTRY/REPOSITORY:TAG; omit it for %s", args[1])
+			}
+			c := &copying{app: a, progress: newProgress(a.err)}
+			err = to.write(a.out, open, c.counting)
 			c.progress.clear()
 			if to.isStandardOutput() {
 				return err
@@ -59,28 +74,32 @@ The environment, declared processes and other settings of the sandbox are not pa
 			return a.print(err, result, "%s  %s", args[1], size(c.bytes.Load()))
 		}),
 	}
+	cmd.Flags().BoolVar(&verify, "tls-verify", true, "verify the registry's certificate; =false also permits HTTP, which loopback may use anyway")
+	return cmd
 }
 
 // destination is a parsed DESTINATION argument.
 type destination struct {
 	transport, path string
+	image           registry.Reference // for registryTransport
 }
 
 // Transports of destinations, with the names that Podman and skopeo use.
 const (
-	ociFolder     = "oci"
-	ociArchive    = "oci-archive"
-	dockerArchive = "docker-archive"
+	registryTransport = "docker"
+	ociFolder         = "oci"
+	ociArchive        = "oci-archive"
+	dockerArchive     = "docker-archive"
 )
 
 func (a *app) parseDestination(text string) (destination, error) {
 	transport, path, _ := strings.Cut(text, ":")
-	to := destination{transport, path}
+	to := destination{transport: transport, path: path}
 	switch {
-	case transport == "docker":
-		return to, usage.Errorf("doze does not push to registries; push an oci:FOLDER, and run skopeo copy oci:FOLDER %s", text)
+	case transport == registryTransport:
+		return a.parseRegistryDestination(to)
 	case !slices.Contains([]string{ociFolder, ociArchive, dockerArchive}, transport):
-		return to, usage.Errorf("%q is not a destination; use oci-archive:FILE, docker-archive:FILE or oci:FOLDER", text)
+		return to, usage.Errorf("%q is not a destination; use docker://REGISTRY/REPOSITORY:TAG, oci-archive:FILE, docker-archive:FILE or oci:FOLDER", text)
 	case transport == ociFolder && strings.Contains(strings.TrimPrefix(path, filepath.VolumeName(path)), ":"):
 		return to, usage.Errorf("%q has a tag; doze names the image localhost/SANDBOX:SNAPSHOT, so omit the tag", text)
 	case path == "" || path == "-" && transport == ociFolder:

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +13,7 @@ import (
 	"github.com/doze-run/doze/archive/ociimage/imagetest"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // snapshotRig has a snapshot s of a sandbox a with a file.
@@ -69,14 +71,19 @@ func TestWrongDestinationsOfAPushAreRefused(t *testing.T) {
 		}
 	}
 	for to, want := range map[string]string{
-		"docker://registry.example.com/shop:1": "skopeo copy oci:FOLDER docker://registry.example.com/shop:1",
-		"shop.tar":                             "use oci-archive:FILE, docker-archive:FILE or oci:FOLDER",
-		"oci:":                                 "has no path",
-		"oci:-":                                "has no path",
-		"oci:shop:1":                           "omit the tag",
+		"docker:registry.example.com/shop:1":           "use docker://registry.example.com/shop:1, for example",
+		"docker://shop:1":                              "docker://shop:1: \"shop:1\" does not begin with a registry; use registry.example.com/shop:1 or, on Docker Hub, docker.io/USER/shop:1",
+		"docker://https://registry.example.com/shop:1": "omit https://",
+		"docker://registry.example.com/Shop":           "use \"shop\"",
+		"registry.example.com/shop:1":                  "use docker://REGISTRY/REPOSITORY:TAG, oci-archive:FILE, docker-archive:FILE or oci:FOLDER",
+		"shop.tar":                                     "use docker://REGISTRY/REPOSITORY:TAG, oci-archive:FILE, docker-archive:FILE or oci:FOLDER",
+		"oci:":                                         "has no path",
+		"oci:-":                                        "has no path",
+		"oci:shop:1":                                   "omit the tag",
 	} {
 		wrong(want, to)
 	}
+	wrong("omit it for oci:shop", "oci:shop", "--tls-verify=false")
 	wrong("omit --json", "oci-archive:-", "--json")
 }
 
@@ -104,4 +111,17 @@ func TestFailedPushLeavesNothing(t *testing.T) {
 	defer node.Close()
 	r.env["DOZE_API"] = node.URL + "/api/v1"
 	refused("EOF", "s")
+}
+
+// TestRegistryIsReachedBeforeTheNodeExports: an export takes seconds and one of the owner's slots.
+func TestRegistryIsReachedBeforeTheNodeExports(t *testing.T) {
+	exported := false
+	node := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { exported = true }))
+	defer node.Close()
+	host := fmt.Sprintf("localhost:%d", testkit.FreePort(t))
+	r := &rig{t: t, env: map[string]string{"DOZE_HOME": t.TempDir(), "DOZE_API": node.URL + "/api/v1", "DOZE_TOKEN": "x"}}
+	r.refused("doze: connect at "+host+": dial tcp", "snapshot", "push", "s", "docker://"+host+"/shop:1")
+	if exported {
+		t.Error("the node has exported the snapshot")
+	}
 }

@@ -32,18 +32,26 @@ list() { find / -xdev -mindepth 1 "$@" \( -path /tmp -o -path /run -o -path /var
 list -maxdepth 3; list | sha256sum`
 )
 
-// TestExportedSnapshotIsAnImageForAnotherNode: a sandbox of another node, created from the exported
-// snapshot of a snapshot, has the same files.
-func TestExportedSnapshotIsAnImageForAnotherNode(t *testing.T) {
-	n := commonNode(t)
+// changedSnapshot returns a snapshot of a changed snapshot of the base image, and what describeExported
+// prints about it. Its sandbox is stopped.
+func (n *node) changedSnapshot(t *testing.T) (s types.Snapshot, want string) {
+	t.Helper()
 	b := n.newBox(t)
 	b.exec(makeKinds)
 	base := b.snapshot(types.CreateSnapshotRequest{})
 	b = n.newBoxOf(t, base.ID)
 	b.exec(changeImage)
-	want := b.exec(describeExported)
-	s := b.snapshot(types.CreateSnapshotRequest{})
+	want = b.exec(describeExported)
+	s = b.snapshot(types.CreateSnapshotRequest{})
 	b.stop()
+	return s, want
+}
+
+// TestExportedSnapshotIsAnImageForAnotherNode: a sandbox of another node, created from the exported
+// snapshot of a snapshot, has the same files.
+func TestExportedSnapshotIsAnImageForAnotherNode(t *testing.T) {
+	n := commonNode(t)
+	s, want := n.changedSnapshot(t)
 
 	push := func(to string) {
 		t.Helper()
@@ -70,11 +78,7 @@ func TestExportedSnapshotIsAnImageForAnotherNode(t *testing.T) {
 			t.Errorf("%s has the image %s, want %s", same, got, id)
 		}
 	}
-	layers := strings.Fields(podman("image", "inspect", "--format", "{{range .RootFS.Layers}}{{.}} {{end}}", name))
-	below := strings.Fields(podman("image", "inspect", "--format", "{{range .RootFS.Layers}}{{.}} {{end}}", "localhost/doze/base:latest"))
-	if len(layers) != len(below)+2 || layers[0] != below[0] {
-		t.Errorf("layers %v, want %v and two snapshots'", layers, below)
-	}
+	n.expectLayersOfSnapshots(t, name)
 
 	other := testnode.Start(t, testnode.Config{Caddyfile: caddyfile(t, "allow_images localhost/**")})
 	sb, _, err := other.API.Create(testkit.Context(t), types.CreateSandboxRequest{Image: name})
@@ -83,6 +87,18 @@ func TestExportedSnapshotIsAnImageForAnotherNode(t *testing.T) {
 	}
 	imported := (&node{Node: other}).boxOf(t, sb.ID)
 	testkit.Diff(t, "imported", imported.exec(describeExported), want)
+}
+
+// expectLayersOfSnapshots checks that an image has the layers of the base image and of two snapshots.
+func (n *node) expectLayersOfSnapshots(t *testing.T, name string) {
+	t.Helper()
+	list := func(name string) []string {
+		return strings.Fields(n.podman(t, "image", "inspect", "--format", "{{range .RootFS.Layers}}{{.}} {{end}}", name))
+	}
+	layers, below := list(name), list("localhost/doze/base:latest")
+	if len(layers) != len(below)+2 || layers[0] != below[0] {
+		t.Errorf("layers %v, want %v and two snapshots'", layers, below)
+	}
 }
 
 // exports counts the processes of exports.
