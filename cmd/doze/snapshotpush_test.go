@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testterm"
 )
 
 // snapshotRig has a snapshot s of a sandbox a with a file.
@@ -120,8 +122,53 @@ func TestRegistryIsReachedBeforeTheNodeExports(t *testing.T) {
 	defer node.Close()
 	host := fmt.Sprintf("localhost:%d", testkit.FreePort(t))
 	r := &rig{t: t, env: map[string]string{"DOZE_HOME": t.TempDir(), "DOZE_API": node.URL + "/api/v1", "DOZE_TOKEN": "x"}}
-	r.refused("doze: connect at "+host+": dial tcp", "snapshot", "push", "s", "docker://"+host+"/shop:1")
+	r.refused("doze: connect to "+host+": dial tcp", "snapshot", "push", "s", "docker://"+host+"/shop:1")
 	if exported {
 		t.Error("the node has exported the snapshot")
+	}
+}
+
+// TestPushToARegistryShowsItsProgress until Ctrl-C ends it.
+func TestPushToARegistryShowsItsProgress(t *testing.T) {
+	r := snapshotRig(t)
+	r.env["TMPDIR"] = t.TempDir()
+	blocked, release := make(chan struct{}), make(chan struct{})
+	// It has no blobs and stores none.
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		switch {
+		case req.Method == http.MethodHead:
+			w.WriteHeader(http.StatusNotFound)
+		case req.Method == http.MethodPost:
+			w.Header().Set("Location", req.URL.Path+"1")
+			w.WriteHeader(http.StatusAccepted)
+		case req.Method == http.MethodPut:
+			select {
+			case blocked <- struct{}{}:
+			case <-release:
+			}
+			select {
+			case <-release:
+			case <-t.Context().Done():
+			}
+			w.WriteHeader(http.StatusCreated)
+		}
+	}))
+	t.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
+	push := []string{"snapshot", "push", "s", "docker://" + host + "/team/shop:1"}
+	term := testterm.New(t, 100, 24)
+	r.start(term, push...)
+	testkit.Receive(t, "an upload waits", blocked)
+	term.Await("it shows the progress", func(s testterm.Screen) bool { return s.Matches(`\Aread [0-9.]+ \w+, uploaded [0-9.]+ \w+\n\z`) })
+	term.Press("\x03") // the terminal makes a signal of it
+	term.ExpectExit(exitInterrupted)
+	term.AwaitText("nothing is left", "")
+	term.ExpectRestored()
+	close(release)
+	if out := r.ok(push...); !regexp.MustCompile(`^` + regexp.QuoteMeta(host) + `/team/shop@sha256:[0-9a-f]{64}  [0-9.]+ \w+ uploaded\n$`).MatchString(out) {
+		t.Errorf("push printed %q", out)
+	}
+	if left, err := os.ReadDir(r.env["TMPDIR"]); err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }

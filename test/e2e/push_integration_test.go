@@ -190,5 +190,5 @@ func TestFailedPushesNameTheirReason(t *testing.T) {
 		p.server.Kill()
 		return true
 	})
-	refused(" at "+p.server.Host+": ", p.command(s.ID, "1"))
+	refused(" to "+p.server.Host+": ", p.command(s.ID, "1"))
 }

@@ -36,7 +36,7 @@ func brokenConnection(err error) error {
 	return failed.Err
 }
 
-// explain returns err with the failed operation, the registry and what the user can do. URLs are
+// explain returns err with the failed operation and what the user can do. URLs are
 // omitted, because an upload's URL is long.
 func (r *Repository) explain(what string, err error) error {
 	if err == nil {
@@ -54,7 +54,7 @@ func (r *Repository) explain(what string, err error) error {
 	case errors.Is(err, auth.ErrBasicCredentialNotFound), responded && (refused.StatusCode == http.StatusUnauthorized || refused.StatusCode == http.StatusForbidden):
 		return fmt.Errorf("%s does not permit the push to %s: %s", host, r.cfg.Reference.Repository, r.credentialsRemedy())
 	case responded:
-		return fmt.Errorf("%s at %s: status %d: %w", what, host, refused.StatusCode, causeOf(refused))
+		return fmt.Errorf("%s: status %d: %w", what, refused.StatusCode, causeOf(refused))
 	case distrusted != nil:
 		// Not wrapped: for the API's certificates, the client prints another remedy.
 		return fmt.Errorf("the certificate of %s is not trusted: %v; store its certificate authority as %s, or use --tls-verify=false in a network that you trust",
@@ -68,7 +68,7 @@ func (r *Repository) explain(what string, err error) error {
 	if broken := brokenConnection(err); broken != nil {
 		err = fmt.Errorf("the connection broke off: %w", broken)
 	}
-	return fmt.Errorf("%s at %s: %w", what, host, err)
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // causeOf returns the registry's own message, or the status of its response.

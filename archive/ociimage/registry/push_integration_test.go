@@ -225,7 +225,7 @@ func TestUploadThatBreaksOffIsRepeated(t *testing.T) {
 func TestPushFailsIfEachUploadBreaksOff(t *testing.T) {
 	p := newPusher(t)
 	p.server.Fail(afterHalf(func(registrytest.Upload) bool { return true }))
-	if _, err := p.push("1", image(t, 1)); err == nil || !strings.HasPrefix(err.Error(), "upload sha256:") || !strings.Contains(err.Error(), " at "+p.server.Host+": ") {
+	if _, err := p.push("1", image(t, 1)); err == nil || !strings.HasPrefix(err.Error(), "upload sha256:") || !strings.Contains(err.Error(), " to "+p.server.Host+": ") {
 		t.Errorf("error %v", err)
 	}
 	p.server.Fail(nil)

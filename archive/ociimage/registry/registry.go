@@ -85,6 +85,8 @@ func Open(ctx context.Context, cfg Config) (*Repository, error) {
 		return nil, err
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.Protocols = new(http.Protocols)
+	transport.Protocols.SetHTTP1(true) // as transfers of api/client; HTTP/2 is slower, and has other errors
 	transport.TLSClientConfig = &tls.Config{RootCAs: roots, InsecureSkipVerify: cfg.SkipTLSVerify}
 	if cfg.dial != nil {
 		transport.DialContext = cfg.dial
@@ -131,15 +133,15 @@ func (r *Repository) connect(ctx context.Context, c *http.Client) error {
 	_, distrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, responded := errors.AsType[*statusError](err)
 	if err == nil || ctx.Err() != nil || distrusted || responded {
-		return r.explain("connect", err)
+		return r.explain("connect to "+r.cfg.Reference.Registry, err)
 	}
 	if !r.cfg.SkipTLSVerify && !r.cfg.Reference.isLoopback() {
-		return r.explain("connect", err)
+		return r.explain("connect to "+r.cfg.Reference.Registry, err)
 	}
 	r.remote.PlainHTTP = true
 	if r.probe(ctx, c) != nil {
 		r.remote.PlainHTTP = false
-		return r.explain("connect", err)
+		return r.explain("connect to "+r.cfg.Reference.Registry, err)
 	}
 	return nil
 }
@@ -230,7 +232,7 @@ func (r *Repository) Push(ctx context.Context, archive io.Reader) (Pushed, error
 		return r.remote.PushReference(ctx, manifest, bytes.NewReader(content), r.cfg.Reference.Tag)
 	})
 	if err != nil {
-		return Pushed{}, r.explain("set tag "+r.cfg.Reference.Tag, err)
+		return Pushed{}, r.explain("set tag "+r.cfg.Reference.Tag+" at "+r.cfg.Reference.Registry, err)
 	}
 	name := r.cfg.Reference.Registry + "/" + r.cfg.Reference.Repository + "@" + manifest.Digest.String()
 	return Pushed{Name: name, Digest: manifest.Digest, Sent: r.sent.Load()}, nil
@@ -345,7 +347,7 @@ func (r *Repository) upload(ctx context.Context, blob v1.Descriptor, content fun
 		}
 		return r.remote.Blobs().Push(ctx, blob, content())
 	})
-	return r.explain("upload "+blob.Digest.String(), err)
+	return r.explain("upload "+blob.Digest.String()+" to "+r.cfg.Reference.Registry, err)
 }
 
 // retryUpload calls upload again after temporary errors.

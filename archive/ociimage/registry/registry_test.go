@@ -112,7 +112,7 @@ func TestRegistryThatCannotBeReachedIsNamed(t *testing.T) {
 	}
 	server.Close()
 	for _, host := range []string{"example.com", "localhost:5000"} {
-		if _, err := open(t, u, server, host, false); err == nil || !strings.HasPrefix(err.Error(), "connect at "+host+": dial tcp") {
+		if _, err := open(t, u, server, host, false); err == nil || !strings.HasPrefix(err.Error(), "connect to "+host+": dial tcp") {
 			t.Errorf("unreachable: %v", err)
 		}
 	}
