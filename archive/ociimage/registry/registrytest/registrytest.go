@@ -31,6 +31,7 @@ type Server struct {
 
 	t       testing.TB
 	cmd     *exec.Cmd
+	stdin   io.Closer     // open while the process may run
 	exited  chan struct{} // closed when the process has ended
 	target  *url.URL
 	fault   atomic.Pointer[func(Upload) bool]
@@ -48,7 +49,8 @@ func Start(t testing.TB) *Server {
 	s := &Server{User: "pusher", Password: rand.Text(), t: t, exited: make(chan struct{})}
 	s.cmd = exec.Command(filepath.Join(bin, program), "-folder", t.TempDir(), "-user", s.User, "-password", s.Password)
 	// The pipe is closed when the test process dies, which ends the registry.
-	_, err := s.cmd.StdinPipe()
+	var err error
+	s.stdin, err = s.cmd.StdinPipe()
 	testkit.NoError(t, "pipe", err)
 	stdout, err := s.cmd.StdoutPipe()
 	testkit.NoError(t, "pipe", err)
