@@ -32,7 +32,12 @@ func open(t *testing.T, u userFolders, server *httptest.Server, host string, ski
 
 func serve(t *testing.T, encrypted bool, status int) *httptest.Server {
 	t.Helper()
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) }))
+	return serveHandler(t, encrypted, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) }))
+}
+
+func serveHandler(t *testing.T, encrypted bool, handler http.Handler) *httptest.Server {
+	t.Helper()
+	s := httptest.NewUnstartedServer(handler)
 	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	if encrypted {
 		s.StartTLS()
@@ -124,8 +129,7 @@ func TestRegistryThatCannotBeReachedIsNamed(t *testing.T) {
 
 func TestRedirectsDoNotLeaveHTTPS(t *testing.T) {
 	plain := serve(t, false, http.StatusOK)
-	server := httptest.NewTLSServer(http.RedirectHandler(plain.URL, http.StatusTemporaryRedirect))
-	defer server.Close()
+	server := serveHandler(t, true, http.RedirectHandler(plain.URL, http.StatusTemporaryRedirect))
 	if _, err := open(t, newUser(t), server, "example.com", true); err == nil || !strings.Contains(err.Error(), "redirects from HTTPS to http://") {
 		t.Errorf("redirect to HTTP: %v", err)
 	}
