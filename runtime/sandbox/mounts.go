@@ -120,7 +120,7 @@ func (m *Manager) Mount(ctx context.Context, id ID, mount Mount) (Mount, error) 
 	return mount, nil
 }
 
-// Unmount removes a mount from a sandbox in any state, and wakes nothing. Open files remain usable until they are
+// Unmount removes a mount from a sandbox in any state, and never wakes it. Open files remain usable until they are
 // closed. Errors: ErrMountNotFound, ErrDestroyed, and the errors of the Store.
 func (m *Manager) Unmount(ctx context.Context, id ID, path string) error {
 	b, err := m.live(id)

@@ -33,8 +33,8 @@ func status(ctx context.Context, err error) fuse.Status {
 	return fuse.Status(errno(err))
 }
 
-// errno returns the errno of an error. A missing bucket is EIO, so that no program takes its files
-// for deleted.
+// errno returns the errno of an error. A missing bucket is EIO, so that programs do not
+// treat its files as deleted.
 func errno(err error) syscall.Errno {
 	if number, ok := errors.AsType[syscall.Errno](err); ok && isLocal(number) {
 		return number

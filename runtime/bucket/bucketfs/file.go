@@ -28,7 +28,7 @@ type file struct {
 
 func newFile() *file { return &file{busy: make(chan struct{}, 1)} }
 
-// lock waits for busy. unlock releases it.
+// lock acquires busy, or returns the cause of ctx's end. unlock releases it.
 func (f *file) lock(ctx context.Context) error {
 	select {
 	case f.busy <- struct{}{}:

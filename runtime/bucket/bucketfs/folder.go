@@ -29,7 +29,7 @@ type folderHandle struct {
 	last    string  // the last listed key, by which progress is checked
 	end     bool    // the object store has returned the last page
 	local   []entry // local files that the list has not contained yet
-	pending []entry // objects that a folder may follow: see hold
+	pending []entry // objects that a folder of the same name may follow: see merge
 }
 
 // entry of a folder.
@@ -351,8 +351,8 @@ func (m *mount) isEmpty(ctx context.Context, key string) (bool, error) {
 	return len(m.localEntries(key)) == 0, nil
 }
 
-// retainFolder creates the marker of a folder whose last entry was deleted, so that the folder stays. A failure
-// is not the deletion's.
+// retainFolder creates the marker of a folder whose last entry was deleted, so that the folder stays. It only logs
+// a failure, because the deletion has succeeded.
 func (m *mount) retainFolder(ctx context.Context, key string) {
 	m.mu.Lock()
 	n := m.byKey[nodeKey{key, true}]

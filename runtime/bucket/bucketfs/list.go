@@ -95,7 +95,7 @@ func listError(res *http.Response) error {
 	failure := minio.ErrorResponse{StatusCode: res.StatusCode}
 	body, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
 	if err == nil {
-		_ = xml.Unmarshal(body, &failure) // otherwise the status has to do
+		_ = xml.Unmarshal(body, &failure) // without XML, only the status is known
 	}
 	failure.StatusCode = res.StatusCode
 	if failure.Message == "" {

@@ -27,14 +27,14 @@ func (s *Share) createScratch() (*scratchFile, error) {
 }
 
 // scratchFile is an unlinked file of the scratch folder, for a file that is being written. Its size counts against the
-// quota, holes included: they are uploaded. Its methods other than readAt must not be called concurrently.
+// quota, holes included: they are uploaded. Its methods other than ReadAt must not be called concurrently.
 type scratchFile struct {
 	space *quota
 	f     *os.File
 	size  int64
 }
 
-// readAt reads like io.ReaderAt, but zeros beyond the end.
+// ReadAt implements io.ReaderAt, but reads zeros beyond the end of the file.
 func (s *scratchFile) ReadAt(p []byte, off int64) (int, error) {
 	n, err := s.f.ReadAt(p, off)
 	if err == io.EOF {

@@ -1,3 +1,4 @@
+// Package bucketfs is a FUSE file system whose files are the objects of a bucket in an S3-compatible object store.
 package bucketfs
 
 import (

@@ -21,8 +21,8 @@ const (
 	maxAttempts = 4
 	// requestTimeout bounds a request without content, with its retries.
 	requestTimeout = 30 * time.Second
-	// stallLimit bounds the time in which no byte of an object is transferred. Until then,
-	// buffers of the kernel may take what an upload sends: 4 MiB at 100 KB/s.
+	// stallLimit bounds the time in which no byte of an object is transferred. An upload that has filled
+	// the kernel's buffers makes no visible progress until they drain: 4 MiB take 42 s at 100 KB/s.
 	stallLimit = 45 * time.Second
 	// copyRate in bytes per second is the slowest copy in the object store that is not a failure.
 	copyRate = 10 << 20

@@ -180,7 +180,7 @@ func (b *Buckets) options(bucket wire.Bucket, share *bucketfs.Share) bucketfs.Op
 	}
 }
 
-// deviceError: the helper cannot open /dev/fuse.
+// deviceError means that the helper cannot open /dev/fuse.
 type deviceError struct{ error }
 
 func (e *deviceError) Unwrap() error { return e.error }

@@ -135,7 +135,7 @@ func openFolder(path string) (int, error) {
 	})
 }
 
-// folderError: the path cannot be a mount point.
+// folderError means that the path cannot be a mount point.
 type folderError struct {
 	path string
 	err  error

@@ -42,7 +42,7 @@ type Mount struct {
 	Path    string // absolute
 }
 
-// MountRequest asks for a mount of a bucket. It replaces the helper's mount, or an earlier helper's, at the same path.
+// MountRequest requests a mount of a bucket. The mount replaces one of this helper, or of an earlier one, at that path.
 type MountRequest struct {
 	Mount
 	Bucket Bucket
