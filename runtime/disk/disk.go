@@ -113,8 +113,8 @@ func (c *Client) Capture(ctx context.Context, id sandbox.ID, snapshot sandbox.Sn
 }
 
 // Publish implements sandbox.Disks.
-func (c *Client) Publish(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
-	_, err := c.call(ctx, "Publish", id, snapshot)
+func (c *Client) Publish(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID, flatten bool) error {
+	_, err := c.callHelper(ctx, "Publish", id, wire.Request{Snapshot: string(snapshot), Flatten: flatten})
 	return err
 }
 

@@ -166,8 +166,9 @@ type Disks interface {
 	// Capture copies what Prefetch has not, or what has changed since. The container does not
 	// run, or is frozen.
 	Capture(ctx context.Context, id ID, snapshot SnapshotID) (DiskUsage, error)
-	// Publish makes what was captured a snapshot, which is on the disk when Publish returns.
-	Publish(ctx context.Context, id ID, snapshot SnapshotID) error
+	// Publish makes what was captured a snapshot, which is on the disk when Publish returns. With flatten, the
+	// snapshot is based on the image only, and has the files of all snapshots on which the container is based.
+	Publish(ctx context.Context, id ID, snapshot SnapshotID, flatten bool) error
 	// Move makes the disk of a container that does not run a snapshot, without a copy, which is
 	// on the disk when Move returns. The container is left an empty disk.
 	Move(ctx context.Context, id ID, snapshot SnapshotID) error

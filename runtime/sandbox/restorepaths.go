@@ -13,9 +13,6 @@ func (b *liveSandbox) restorePaths(ctx context.Context, backup Backup, force boo
 	if err := b.retrieve(ctx); err != nil {
 		return err
 	}
-	if err := b.checkDepth(); err != nil { // before the download
-		return err
-	}
 	s, err := b.downloadPaths(ctx, backup, progress)
 	if err != nil {
 		return err
@@ -26,17 +23,6 @@ func (b *liveSandbox) restorePaths(ctx context.Context, backup Backup, force boo
 		err = cmp.Or(err, werr)
 	}
 	return err
-}
-
-// checkDepth returns *InvalidError if the disk has too many layers for restorePaths, which adds one for the changes of
-// the disk and one for the paths.
-func (b *liveSandbox) checkDepth() error {
-	base, _ := b.m.snapshots.get(b.sandbox().Snapshot)
-	if base.Depth+2 <= maxSnapshotDepth {
-		return nil
-	}
-	return &InvalidError{Field: "backup_id", Reason: fmt.Sprintf("the disk of the sandbox is based on %d snapshots", base.Depth),
-		Want: fmt.Sprintf("at most %d are allowed; archive the sandbox, which merges them, and restore the paths again", maxSnapshotDepth-2)}
 }
 
 // downloadPaths downloads a partial backup for a temporary snapshot, which replacePaths completes.
@@ -129,17 +115,19 @@ func (b *liveSandbox) diskSnapshot(ctx context.Context) (Snapshot, error) {
 		if !ok {
 			return Snapshot{}, fmt.Errorf("snapshot %q: %w", sb.Snapshot, ErrSnapshotNotFound)
 		}
-		base.Temporary = false // its owner deletes it
-		return base, nil
+		if base.Depth < maxSnapshotDepth {
+			base.Temporary = false // its owner deletes it
+			return base, nil
+		}
 	}
 	start := time.Now()
 	s, err := b.m.claimSnapshot(ctx, b, SnapshotRequest{temporary: true})
 	if err != nil {
 		return Snapshot{}, err
 	}
-	moved, err := b.captureHeld(ctx, &s)
+	how, err := b.captureHeld(ctx, &s)
 	if err == nil {
-		err = b.publish(ctx, &s, moved, start)
+		err = b.publish(ctx, &s, how, start)
 	}
 	if err != nil {
 		b.m.dropSnapshot(ctx, s)

@@ -236,3 +236,27 @@ func TestExcludedFilesAreAbsentAfterARestore(t *testing.T) {
 	testkit.NoError(t, "Backups", err)
 	testkit.Diff(t, "the selection of the archive", list[0].BackupSelection, sandbox.BackupSelection{})
 }
+
+func TestRestoresOfPathsHaveNoLimit(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	b := backUpPaths(t, n, id, 0, "/srv/a")
+	stopped(t, n, id)
+	want := map[string]string{"a": "1"}
+	for i := range 100 {
+		if i%3 == 0 { // between, the disk has no changes
+			acquire(t, n.Manager, id).Release()
+			name := fmt.Sprint(i)
+			n.Engine.Write(id, name, name)
+			n.Engine.Write(id, "a", name)
+			want[name] = name
+			stopped(t, n, id)
+		}
+		restoreBackup(t, n, id, b)
+	}
+	wantFiles(t, n, id, want)
+	if s := snapshotOf(t, n, id, ""); s.Depth > 64 {
+		t.Errorf("the disk has %d layers", s.Depth)
+	}
+}

@@ -71,7 +71,8 @@ const (
 	// maxLayers of the node. The files of further ones count as DiskReport's Other.
 	maxLayers = maxSnapshots
 	// maxSnapshotDepth bounds the layers of a disk: the kernel takes the names of all layers
-	// in one page.
+	// in one page. A snapshot that would reach it has the files of all snapshots below, and is based on the image. A
+	// restore of paths adds another layer.
 	maxSnapshotDepth = 64
 	// maxMovedDepth: beyond it, the disk of a stopped sandbox is copied into the snapshot, and
 	// the sandbox keeps its base.
@@ -220,17 +221,26 @@ func (b *liveSandbox) capture(ctx context.Context, s *Snapshot) error {
 			return fullDisk(err)
 		}
 	}
-	moved, err := b.captureLocked(ctx, s)
+	how, err := b.captureLocked(ctx, s)
 	if err != nil {
 		return fullDisk(err)
 	}
-	return b.publish(ctx, s, moved, start)
+	return b.publish(ctx, s, how, start)
 }
 
-// publish completes a snapshot that was captured or moved, and its record. start is when it began.
-func (b *liveSandbox) publish(ctx context.Context, s *Snapshot, moved bool, start time.Time) error {
-	if !moved {
-		if err := b.m.deps.Disks.Publish(ctx, b.id, s.ID); err != nil {
+// captured is how a disk was captured.
+type captured int
+
+const (
+	copied    captured = iota
+	copiedAll          // and the snapshot is to have the files of all snapshots below
+	moved
+)
+
+// publish completes a snapshot that was captured, and its record. start is when it began.
+func (b *liveSandbox) publish(ctx context.Context, s *Snapshot, how captured, start time.Time) error {
+	if how != moved {
+		if err := b.m.deps.Disks.Publish(ctx, b.id, s.ID, how == copiedAll); err != nil {
 			return fullDisk(err)
 		}
 	}
@@ -243,27 +253,27 @@ func (b *liveSandbox) publish(ctx context.Context, s *Snapshot, moved bool, star
 	return nil
 }
 
-// captureLocked is the part of capture that needs the transition lock, which it holds. It
-// reports whether it moved the disk; otherwise the copy is to be published.
-func (b *liveSandbox) captureLocked(ctx context.Context, s *Snapshot) (moved bool, err error) {
+// captureLocked is the part of capture that needs the transition lock, which it holds. Unless it moved the disk, the
+// copy is to be published.
+func (b *liveSandbox) captureLocked(ctx context.Context, s *Snapshot) (how captured, err error) {
 	if err := b.lockUsable(ctx); err != nil {
-		return false, err
+		return 0, err
 	}
 	defer b.unlockTransition()
 	return b.captureHeld(ctx, s)
 }
 
 // captureHeld is captureLocked for a caller that holds the transition lock.
-func (b *liveSandbox) captureHeld(ctx context.Context, s *Snapshot) (moved bool, err error) {
+func (b *liveSandbox) captureHeld(ctx context.Context, s *Snapshot) (how captured, err error) {
 	switch b.state() {
 	case StateArchived: // since the caller has retrieved it
-		return false, fmt.Errorf("sandbox %s has been archived: %w", b, ErrBusy)
+		return 0, fmt.Errorf("sandbox %s has been archived: %w", b, ErrBusy)
 	case StateStopped:
 		if b.leftover.Load() {
-			return false, fmt.Errorf("sandbox %s is stopped, but its container has not ended: %w", b, ErrBusy)
+			return 0, fmt.Errorf("sandbox %s is stopped, but its container has not ended: %w", b, ErrBusy)
 		}
 		if err := b.rebase(ctx); err != nil {
-			return false, err
+			return 0, err
 		}
 	}
 	sb := b.sandbox()
@@ -271,18 +281,20 @@ func (b *liveSandbox) captureHeld(ctx context.Context, s *Snapshot) (moved bool,
 	if parent, ok := b.m.snapshots.get(sb.Snapshot); ok {
 		s.Depth = parent.Depth + 1
 	}
-	if s.Depth > maxSnapshotDepth {
-		return false, &InvalidError{Field: "snapshot", Reason: fmt.Sprintf("would be based on %d others", s.Depth-1),
-			Want: fmt.Sprintf("at most %d are allowed; copy the files to a new sandbox", maxSnapshotDepth-1)}
+	if s.Depth >= maxSnapshotDepth {
+		s.Parent, s.Depth, how = "", 1, copiedAll
 	}
-	if sb.State == StateStopped && s.Depth <= maxMovedDepth {
-		return true, b.move(ctx, s)
+	if sb.State == StateStopped && s.Depth <= maxMovedDepth && how == copied {
+		return moved, b.move(ctx, s)
 	}
 	s.Frozen, err = b.whileFrozen(ctx, func(ctx context.Context) (err error) {
 		s.Usage, err = b.m.deps.Disks.Capture(ctx, b.id, s.ID)
 		return err
 	})
-	return false, err
+	if how == copiedAll {
+		s.Usage = DiskUsage{} // it is measured later
+	}
+	return how, err
 }
 
 // whileFrozen calls f while the programs of the sandbox do not run, and returns for how long it has stopped them. The

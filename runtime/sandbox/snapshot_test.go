@@ -221,6 +221,37 @@ func TestStoppedSandboxGoesOnWithItsFilesAfterASnapshot(t *testing.T) {
 	wantFiles(t, n, id, map[string]string{"a": "1", "b": "2"})
 }
 
+// A disk has at most 64 layers. Agents that search a tree of attempts fork forks of forks.
+func TestForksOfForksHaveABoundedDepth(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	want := map[string]string{"a": "1"}
+	depths := map[int]int{} // how many snapshots have a depth
+	for i := range 150 {
+		name := fmt.Sprint(i)
+		n.Engine.Write(id, name, name)
+		want[name] = name
+		if i%2 == 0 {
+			stopped(t, n, id)
+		}
+		s := snapshotOf(t, n, id, "")
+		if depths[s.Depth]++; s.Depth > 64 || s.Depth == 1 != (s.Parent == "") {
+			t.Fatalf("snapshot %+v", s)
+		}
+		next := createFrom(t, n, "box-"+name, string(s.ID)).ID
+		testkit.NoError(t, "DeleteSnapshot", n.Manager.DeleteSnapshot(t.Context(), owner, s.ID))
+		testkit.NoError(t, "Destroy", n.Manager.Destroy(t.Context(), id))
+		id = next
+	}
+	wantFiles(t, n, id, want)
+	if depths[63] != 2 || depths[1] != 3 || depths[64] != 0 {
+		t.Errorf("snapshots by depth: %v", depths)
+	}
+	testkit.NoError(t, "Destroy", n.Manager.Destroy(t.Context(), id))
+	wantSnapshots(t, n, 0)
+}
+
 func TestRestoreReplacesTheDisk(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	id := newDisk(t, n, "box")

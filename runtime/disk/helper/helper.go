@@ -133,6 +133,9 @@ func (d *Disks) staging(snapshot string) string {
 	return filepath.Join(d.config.Folder, "staging", snapshot)
 }
 
+// flat returns the folder of a flattened copy that is not a snapshot yet.
+func (d *Disks) flat(snapshot string) string { return d.staging(snapshot) + ".flat" }
+
 // files returns the folder with the files of a layer.
 func (d *Disks) files(layer string) string { return filepath.Join(d.layerFolder(layer), "diff") }
 

@@ -16,6 +16,7 @@ import (
 	"go.podman.io/storage/types"
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/runtime/disk/tree"
 	"github.com/doze-run/doze/runtime/disk/wire"
 )
 
@@ -49,16 +50,55 @@ func (d *Disks) layerID(snapshot string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Publish makes a captured copy a snapshot, on the image of its container. It is on the disk
-// when Publish returns.
+// Publish makes a captured copy a snapshot, on the image of its container. With Flatten, the snapshot has the files of
+// all snapshots below, and is based on their image. It is on the disk when Publish returns.
 func (d *Disks) Publish(r wire.Request, reply *wire.Reply) error {
 	return d.respond(reply, func() error {
-		c := d.end(r.Snapshot)
+		d.mu.Lock()
+		c := d.copies[r.Snapshot]
+		d.mu.Unlock()
 		if c == nil {
 			return errors.New("publish: the helper that captured the disk has ended")
 		}
+		if r.Flatten {
+			return d.publishFlat(r.Snapshot, c)
+		}
+		d.end(r.Snapshot)
 		return d.publish(r.Snapshot, c.base, d.staging(r.Snapshot))
 	})
+}
+
+// publishFlat is Publish with Flatten.
+func (d *Disks) publishFlat(snapshot string, c *copying) error {
+	own, image, err := d.folders(c.base.layer.Parent)
+	if err != nil {
+		return err
+	}
+	staging, flat := d.staging(snapshot), d.flat(snapshot)
+	disk, err := tree.OpenLayers(append([]string{staging}, own...), image)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	if err := tree.Flatten(c.ctx, disk, flat); err != nil {
+		return err
+	}
+	if err := d.discard(staging); err != nil {
+		return err
+	}
+	if err := os.Rename(flat, staging); err != nil {
+		return err
+	}
+	d.end(snapshot)
+	digests, err := d.imageLayers(c.base.image)
+	if err != nil {
+		return err
+	}
+	base, err := d.imageOf(wire.Request{Image: digests})
+	if err != nil {
+		return err
+	}
+	return d.adopt(snapshot, base)
 }
 
 // Move makes the disk of a container that does not run a snapshot, and leaves the container an
@@ -238,8 +278,10 @@ var errInUse = errors.New("snapshot is in use")
 func (d *Disks) Delete(r wire.Request, reply *wire.Reply) error {
 	return d.respond(reply, func() error {
 		d.end(r.Snapshot)
-		if err := d.discard(d.staging(r.Snapshot)); err != nil {
-			return err
+		for _, folder := range []string{d.staging(r.Snapshot), d.flat(r.Snapshot)} {
+			if err := d.discard(folder); err != nil {
+				return err
+			}
 		}
 		image, err := d.store.Image(repository + r.Snapshot)
 		if err == nil {

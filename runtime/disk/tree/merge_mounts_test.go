@@ -171,6 +171,11 @@ func TestMergedLayersShowTheSameDiskInAnOverlayFileSystem(t *testing.T) {
 				overlaid(t, c.options, "", append(slices.Clone(layers), empty), func(folder string) { want = visible(t, folder) })
 				overlaid(t, c.options, "", slices.Concat([]string{whole}, image, []string{empty}), func(folder string) { got = visible(t, folder) })
 				testkit.Diff(t, fmt.Sprintf("the disk with the merged layer, seed %d", seed), got, want)
+				if c.opaque == "user.overlay.opaque" {
+					flat := flattened(t, layers[:len(layers)-len(image)], image)
+					overlaid(t, c.options, "", slices.Concat([]string{flat}, image, []string{empty}), func(folder string) { got = visible(t, folder) })
+					testkit.Diff(t, fmt.Sprintf("the disk with the flat layer, seed %d", seed), got, want)
+				}
 				if t.Failed() {
 					return
 				}

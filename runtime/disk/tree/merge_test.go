@@ -95,6 +95,14 @@ func merged(t *testing.T, layers, below []string) []string {
 	return lines
 }
 
+// flattened returns the folder of the flat layer.
+func flattened(t *testing.T, layers, below []string) string {
+	t.Helper()
+	target := filepath.Join(t.TempDir(), "flat")
+	must(t, tree.Flatten(t.Context(), openLayers(t, layers, below), target))
+	return target
+}
+
 // walkMerged calls visit with each entry below a folder, parents first.
 func walkMerged(t *testing.T, f *tree.Folder, at string, visit func(f *tree.Folder, e *tree.Entry, at string)) {
 	t.Helper()
@@ -254,6 +262,7 @@ func TestMergedLayersShowTheSameDisk(t *testing.T) {
 				below = append(below, build(t, lines...))
 			}
 			testkit.Diff(t, "the merged layer", merged(t, above, below), c.want)
+			testkit.Diff(t, "the flat layer", merged(t, []string{flattened(t, above, below)}, below), c.want)
 		})
 	}
 }
@@ -320,6 +329,7 @@ func TestMergedLayersShowTheSameDiskAsAnyLayers(t *testing.T) {
 			}
 		}
 		lines := merged(t, layers, below)
+		testkit.Diff(t, fmt.Sprintf("the flat layer, seed %d", seed), merged(t, []string{flattened(t, layers, below)}, below), lines)
 		show(image, lines)
 		testkit.Diff(t, fmt.Sprintf("the disk with the merged layer, seed %d", seed), image, want)
 		if t.Failed() {

@@ -42,6 +42,7 @@ type Request struct {
 	RunFolder string // in Config.Run
 	PID       int    // of the first process; 0: none
 	Limit     Usage  // beyond which counting stops; 0: none
+	Flatten   bool   // of Publish: base the snapshot on the image instead of another snapshot
 	// Of Adopt:
 	Image       []string // digests of the image's layers, lowest first
 	ImageName   string   // the image to prefer among several with these layers

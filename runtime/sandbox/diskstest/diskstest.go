@@ -38,6 +38,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"CaptureHasWhatChangedSincePrefetch", prefetch},
 		{"MovedDiskIsTheSnapshotAndTheContainerIsEmpty", move},
 		{"SnapshotsOfSnapshotsHaveTheFilesOfAll", stack},
+		{"FlatSnapshotHasTheFilesOfAll", flatten},
 		{"DiscardEmptiesTheDisk", discard},
 		{"DeleteSparesSnapshotsInUse", deletion},
 		{"DeleteRemovesUnfinishedSnapshots", unfinished},
@@ -110,7 +111,7 @@ func (f *Fixture) Publish(id sandbox.ID) sandbox.SnapshotID {
 	snapshot := f.SnapshotID()
 	_, err := f.Disks.Capture(f.Ctx, id, snapshot)
 	f.Must(err)
-	f.Must(f.Disks.Publish(f.Ctx, id, snapshot))
+	f.Must(f.Disks.Publish(f.Ctx, id, snapshot, false))
 	return snapshot
 }
 
@@ -131,7 +132,7 @@ func capture(s *suite) {
 		s.Error("the disk with a file has no entries")
 	}
 	s.Write(s, id, "a", "2")
-	s.Must(s.Disks.Publish(s.Ctx, id, snapshot))
+	s.Must(s.Disks.Publish(s.Ctx, id, snapshot, false))
 	s.Write(s, id, "b", "2")
 	s.want(s.Create(snapshot), map[string]string{"a": "1"})
 	s.want(id, map[string]string{"a": "2", "b": "2"})
@@ -152,7 +153,7 @@ func prefetch(s *suite) {
 	s.Write(s, id, "new", "2")
 	_, err := s.Disks.Capture(s.Ctx, id, snapshot)
 	s.Must(err)
-	s.Must(s.Disks.Publish(s.Ctx, id, snapshot))
+	s.Must(s.Disks.Publish(s.Ctx, id, snapshot, false))
 	s.want(s.Create(snapshot), map[string]string{"same": "1", "changed": "2", "new": "2"})
 }
 
@@ -187,6 +188,32 @@ func stack(s *suite) {
 		s.Must(s.Disks.Move(s.Ctx, id, snapshot))
 	}
 	s.want(s.Create(snapshot), want)
+}
+
+func flatten(s *suite) {
+	want := map[string]string{}
+	var below []sandbox.SnapshotID
+	for _, name := range []string{"a", "b", "c"} {
+		var from sandbox.SnapshotID
+		if len(below) > 0 {
+			from = below[len(below)-1]
+		}
+		id := s.Create(from)
+		s.Write(s, id, name, name)
+		s.Write(s, id, "last", name)
+		want[name], want["last"] = name, name
+		snapshot := s.SnapshotID()
+		_, err := s.Disks.Capture(s.Ctx, id, snapshot)
+		s.Must(err)
+		s.Must(s.Disks.Publish(s.Ctx, id, snapshot, name == "c"))
+		s.want(id, want)
+		s.Remove(id)
+		below = append(below, snapshot)
+	}
+	// The flat snapshot does not need the others.
+	s.Must(s.Disks.Delete(s.Ctx, below[1]))
+	s.Must(s.Disks.Delete(s.Ctx, below[0]))
+	s.want(s.Create(below[2]), want)
 }
 
 func discard(s *suite) {
@@ -235,7 +262,7 @@ func unfinished(s *suite) {
 		snapshot := s.SnapshotID()
 		s.Must(call(s.Ctx, id, snapshot))
 		s.Must(s.Disks.Delete(s.Ctx, snapshot))
-		if err := s.Disks.Publish(s.Ctx, id, snapshot); err == nil {
+		if err := s.Disks.Publish(s.Ctx, id, snapshot, false); err == nil {
 			s.Error("published a snapshot that was deleted")
 		}
 	}

@@ -188,8 +188,8 @@ func (d *Disks) Capture(ctx context.Context, id sandbox.ID, snapshot sandbox.Sna
 	return usage, err
 }
 
-// Publish implements sandbox.Disks.
-func (d *Disks) Publish(ctx context.Context, _ sandbox.ID, snapshot sandbox.SnapshotID) error {
+// Publish implements sandbox.Disks. The fake's snapshots always have all files.
+func (d *Disks) Publish(ctx context.Context, _ sandbox.ID, snapshot sandbox.SnapshotID, _ bool) error {
 	if err := d.begin(ctx, "publish"); err != nil {
 		return err
 	}
