@@ -178,6 +178,7 @@ func (c *Client) CreateRunning(ctx context.Context, b sandbox.Backup, stop sandb
 			} else if !slices.Equal(now.Folders, layers.Folders) {
 				return fmt.Errorf("the sandbox has another disk: %w", sandbox.ErrNeedsSnapshot)
 			}
+			b.CreatedAt = time.Now().UTC()
 			return capture(ctx)
 		})
 		if err != nil {
@@ -189,7 +190,7 @@ func (c *Client) CreateRunning(ctx context.Context, b sandbox.Backup, stop sandb
 	if err != nil {
 		return sandbox.Backup{}, err
 	}
-	created.Frozen, created.Origin, created.Layers = b.Frozen, b.Origin, b.Layers
+	created.CreatedAt, created.Frozen, created.Origin, created.Layers = b.CreatedAt, b.Frozen, b.Origin, b.Layers
 	return created, nil
 }
 

@@ -188,7 +188,7 @@ func failure(e *wire.Error) error {
 		return fmt.Errorf("%w: %w", sandbox.ErrStoreFull, e)
 	case wire.Limit:
 		return fmt.Errorf("%w (%d)", sandbox.ErrTooManyBackups, sandbox.MaxBackups)
-	case wire.TooMany:
+	case wire.NeedsSnapshot:
 		return fmt.Errorf("%w: %w", sandbox.ErrNeedsSnapshot, e)
 	case wire.Unsupported:
 		return fmt.Errorf("%w: %w", sandbox.ErrBackupUnsupported, e)

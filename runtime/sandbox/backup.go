@@ -17,7 +17,7 @@ type Backup struct {
 	ID      BackupID `json:"id"`
 	Owner   string   `json:"owner"`
 	Sandbox ID       `json:"sandbox"` // whose disk was backed up
-	// CreatedAt is when the snapshot was taken.
+	// CreatedAt is when the disk was as in the backup.
 	CreatedAt time.Time `json:"created_at"`
 	// Usage is the number of entries of the disk and the size of their content, without holes.
 	Usage DiskUsage `json:"usage"`
@@ -53,13 +53,13 @@ type BackupProgress struct {
 // object store are *ObjectStoreError.
 type Backups interface {
 	// Create stores a snapshot without its image, and returns b with Usage, Stored, Layers and Duration, the
-	// time since CreatedAt. The backup is complete in the object store when Create returns. progress is
+	// time since b.CreatedAt. The backup is complete in the object store when Create returns. progress is
 	// called a few times per second, never concurrently. The caller must prevent the deletion of the
 	// snapshot until Create returns. If one of b.Paths does not exist, Create returns *InvalidError. If the owner has
 	// MaxBackups, Create returns ErrTooManyBackups (wrapped).
 	Create(ctx context.Context, b Backup, snapshot SnapshotID, progress func(BackupProgress)) (Backup, error)
 	// CreateRunning is Create for the disk of the sandbox b.Sandbox, whose programs run. It reads the disk, then calls
-	// stop once, and then stores what has changed. The caller must prevent the deletion of the snapshots that the disk is
+	// stop once, and then stores what has changed. It returns b with the time of the stop as CreatedAt, too. The caller must prevent the deletion of the snapshots that the disk is
 	// based on until CreateRunning returns. It returns the error of stop if that fails. If it cannot read the disk in
 	// this way, it returns ErrNeedsSnapshot (wrapped).
 	CreateRunning(ctx context.Context, b Backup, stop StopPrograms, progress func(BackupProgress)) (Backup, error)

@@ -24,13 +24,39 @@ import (
 // differ are captured, in memory and in a temporary file. The rest of the backup is made from what was captured.
 
 const (
-	// maxPasses limits the passes while programs run. A pass is the last one if it uploads no more than
+	// maxPasses limits the passes while programs run. A pass is the last one if it leaves no more than
 	// enoughCaptured bytes, which are captured in a few milliseconds.
 	maxPasses      = 3
 	enoughCaptured = 16 << 20
-	// maxCaptured limits the entries of a disk, which take up to 1 KB of memory each.
+	// passPause is the time between two passes, in which files settle: see tree.Stamp.Settled.
+	passPause = 200 * time.Millisecond
+	// maxCaptured limits the entries of a disk, which take 500 bytes of memory each besides their extended attributes,
+	// targets and extents. maxDetails limits these.
 	maxCaptured = 500_000
+	extentSize  = 16
 )
+
+// needsSnapshot returns the error for the disk of running programs that cannot be captured.
+func needsSnapshot(why string) error { return &wire.Error{Code: wire.NeedsSnapshot, Message: why} }
+
+// openRunning opens the root of the disk of a request. It returns the error of needsSnapshot if the sandbox has got another disk.
+// The caller closes the root.
+func openRunning(request wire.Request) (*selected, error) {
+	disk, err := openSelected(request)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, needsSnapshot(err.Error())
+	}
+	return disk, err
+}
+
+// entriesOf returns the entries of a folder of a disk that is to be captured.
+func entriesOf(f *selected) ([]*tree.Entry, error) {
+	entries, err := f.Entries()
+	if errors.Is(err, tree.ErrTooLarge) {
+		return nil, needsSnapshot(err.Error())
+	}
+	return entries, err
+}
 
 // stored is where the content of a file is, without its holes: in the repository, or in the capture.
 type stored struct {
@@ -45,6 +71,7 @@ type stored struct {
 type upload struct {
 	stamp   tree.Stamp
 	settled bool // each later change of the file changes its stamp
+	claimed bool // a goroutine uploads it, or has done so
 	stored  stored
 }
 
@@ -62,12 +89,19 @@ type uploads struct {
 // capture uploads the disk of running programs, asks the node to stop them, and captures the disk.
 func (u *uploader) capture(request wire.Request, node *peer) (*captured, error) {
 	done := &uploads{files: map[inode]*upload{}}
-	for range maxPasses {
-		bytes, err := u.pass(request, done)
+	for n := range maxPasses {
+		if n > 0 {
+			select {
+			case <-time.After(passPause):
+			case <-u.ctx.Done():
+				return nil, u.ctx.Err()
+			}
+		}
+		left, err := u.pass(request, done)
 		if err != nil {
 			return nil, err
 		}
-		if bytes <= enoughCaptured {
+		if left <= enoughCaptured {
 			break
 		}
 	}
@@ -81,28 +115,34 @@ func (u *uploader) capture(request wire.Request, node *peer) (*captured, error) 
 	return c, err
 }
 
-// pass uploads the files that differ from done, while programs run, and adds them to done.
-func (u *uploader) pass(request wire.Request, done *uploads) (uploaded int64, err error) {
-	disk, err := openSelected(request)
+// pass uploads the files that differ from done, while programs run, and adds them to done. It returns the size of the
+// files that still differ, because they changed just now.
+func (u *uploader) pass(request wire.Request, done *uploads) (left int64, err error) {
+	disk, err := openRunning(request)
 	if err != nil {
 		return 0, err
 	}
 	defer disk.Close()
+	if err := disk.Sync(); err != nil { // a write-back may change the blocks of a file, which its stamp has
+		return 0, err
+	}
 	began := time.Now()
-	var entries, bytes, changed atomic.Int64
+	var entries, bytes, differ atomic.Int64
 	err = u.walk(disk, 0, func(f *selected, e *tree.Entry) error {
 		if entries.Add(1) > maxCaptured {
-			return &wire.Error{Code: wire.TooMany, Message: fmt.Sprintf("the disk has more than %d entries", maxCaptured)}
+			return needsSnapshot(fmt.Sprintf("the disk has more than %d entries", maxCaptured))
 		}
 		if e.Kind() != unix.S_IFREG {
 			return nil
 		}
-		bytes.Add(min(e.Stat.Size, e.Stat.Blocks*512) / int64(e.Stat.Nlink))
+		size := min(e.Stat.Size, e.Stat.Blocks*512) / max(1, int64(e.Stat.Nlink)) // 0 links: it is being deleted
+		bytes.Add(size)
 		done.mu.Lock()
 		defer done.mu.Unlock()
 		if at := inodeOf(e); !done.files[at].current(&e.Stat) {
 			stamp := tree.StampOf(&e.Stat)
 			done.files[at] = &upload{stamp: stamp, settled: stamp.Settled(began)}
+			differ.Add(size)
 		}
 		return nil
 	})
@@ -118,23 +158,34 @@ func (u *uploader) pass(request wire.Request, done *uploads) (uploaded int64, er
 		if e.Kind() != unix.S_IFREG {
 			return nil
 		}
-		done.mu.Lock()
-		file := done.files[inodeOf(e)]
-		done.mu.Unlock()
-		if file == nil || !file.settled || file.stamp != tree.StampOf(&e.Stat) || file.current(&e.Stat) {
+		file := done.claim(e)
+		if file == nil {
 			return nil
 		}
 		s, err := u.changing(f, e)
 		if err != nil || s.object == object.EmptyID {
 			return err
 		}
-		changed.Add(s.length)
+		differ.Add(-s.length)
 		done.mu.Lock()
 		defer done.mu.Unlock()
 		file.stored = s
 		return nil
 	})
-	return changed.Load(), err
+	return differ.Load(), err
+}
+
+// claim returns the upload to make of a file, or nil if the file has changed again, or if it has been or is being uploaded, perhaps
+// under another name.
+func (done *uploads) claim(e *tree.Entry) *upload {
+	done.mu.Lock()
+	defer done.mu.Unlock()
+	file := done.files[inodeOf(e)]
+	if file == nil || file.claimed || !file.settled || file.stamp != tree.StampOf(&e.Stat) {
+		return nil
+	}
+	file.claimed = true
+	return file
 }
 
 // walk calls visit for each entry of a folder and of the folders in it, concurrently. It skips what vanishes meanwhile.
@@ -142,7 +193,7 @@ func (u *uploader) walk(f *selected, depth int, visit func(*selected, *tree.Entr
 	if depth > maxDepth {
 		return unsupported("/"+f.path, fmt.Sprintf("cannot be backed up: %v", tree.ErrTooDeep))
 	}
-	entries, err := f.Entries()
+	entries, err := entriesOf(f)
 	if err != nil {
 		return unlessVanished(err)
 	}
@@ -222,7 +273,7 @@ type held struct {
 
 // captureStopped captures the disk of a request while its files do not change. The caller closes it.
 func (u *uploader) captureStopped(request wire.Request, done *uploads) (_ *captured, err error) {
-	disk, err := openSelected(request)
+	disk, err := openRunning(request)
 	if err != nil {
 		return nil, err
 	}
@@ -246,6 +297,23 @@ type capturer struct {
 	done    *uploads
 	pack    *pack
 	entries atomic.Int64
+	details atomic.Int64 // bytes of extended attributes, targets and extents
+}
+
+// hold counts details, which are in memory.
+func (c *capturer) hold(at string, bytes int) error {
+	if c.details.Add(int64(bytes)) > maxDetails {
+		return unsupported(at, fmt.Sprintf("cannot be backed up: extended attributes, links and special files take more than %d MiB", maxDetails>>20))
+	}
+	return nil
+}
+
+// attributesSize returns the size of extended attributes in memory.
+func attributesSize(attributes map[string][]byte) (size int) {
+	for name, value := range attributes {
+		size += len(name) + len(value)
+	}
+	return size
 }
 
 func (c *capturer) folder(f *selected, depth int) (*captured, error) {
@@ -260,11 +328,11 @@ func (c *capturer) folder(f *selected, depth int) (*captured, error) {
 	if into.attributes, err = f.RootAttributes(); err != nil {
 		return nil, err
 	}
-	if into.entries, err = f.Entries(); err != nil {
+	if into.entries, err = entriesOf(f); err != nil {
 		return nil, err
 	}
 	if c.entries.Add(int64(len(into.entries))) > maxCaptured {
-		return nil, &wire.Error{Code: wire.TooMany, Message: fmt.Sprintf("the disk has more than %d entries", maxCaptured)}
+		return nil, needsSnapshot(fmt.Sprintf("the disk has more than %d entries", maxCaptured))
 	}
 	into.held = make(map[*tree.Entry]*held, len(into.entries))
 	var all tree.Group
@@ -291,6 +359,10 @@ func (c *capturer) entry(f *selected, e *tree.Entry, h *held, depth int) (err er
 	if h.attributes, err = f.Attributes(e); err != nil {
 		return err
 	}
+	at := path.Join("/", f.path, e.Name)
+	if err := c.hold(at, attributesSize(h.attributes)); err != nil {
+		return err
+	}
 	switch e.Kind() {
 	case unix.S_IFDIR:
 		inner, err := f.open(e)
@@ -301,20 +373,22 @@ func (c *capturer) entry(f *selected, e *tree.Entry, h *held, depth int) (err er
 		h.folder, err = c.folder(inner, depth+1)
 		return err
 	case unix.S_IFLNK:
-		h.target, err = f.Readlink(e)
+		if h.target, err = f.Readlink(e); err != nil {
+			return err
+		}
+		return c.hold(at, len(h.target))
 	case unix.S_IFREG:
 		c.done.mu.Lock()
 		uploaded := c.done.files[inodeOf(e)]
 		c.done.mu.Unlock()
 		if uploaded.current(&e.Stat) {
 			h.content = uploaded.stored
-			return nil
+		} else if h.content, err = c.pack.add(f, e); err != nil {
+			return fmt.Errorf("capture %q: %w", at, err)
 		}
-		if h.content, err = c.pack.add(f, e); err != nil {
-			return fmt.Errorf("capture %q: %w", path.Join("/", f.path, e.Name), err)
-		}
+		return c.hold(at, extentSize*len(h.content.parts))
 	}
-	return err
+	return nil
 }
 
 // Stat, RootAttributes, Opaque, opaque, Entries, Attributes, Readlink, extents, upload, inner and Close implement source.

@@ -126,7 +126,8 @@ const (
 	Unsupported Code = "unsupported" // a backup cannot represent an entry
 	NoPath      Code = "no_path"     // an entry of Request.Paths does not exist
 	Limit       Code = "limit"       // the owner has Request.Limit backups
-	TooMany     Code = "too_many"    // the disk of running programs has more entries than fit into memory
+	// NeedsSnapshot: the disk of running programs does not fit into memory, or is not where it was.
+	NeedsSnapshot Code = "needs_snapshot"
 )
 
 // Error is the failure of an operation.

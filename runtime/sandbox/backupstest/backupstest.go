@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -520,6 +521,7 @@ func running(s *suite) {
 	want.Sandbox, want.Frozen, want.Origin.Name = id, 7_654_321, "renamed"
 	given.Sandbox, given.Frozen, given.Origin = id, 0, sandbox.Sandbox{}
 	upload, checkUpload := s.recording(sandbox.BackupUpload)
+	began := time.Now()
 	got, err := s.on.Backups.CreateRunning(s.Ctx, given, stopDoing(want.Frozen, want.Origin,
 		func() {
 			s.Write(s, id, "changed", replaced)
@@ -542,7 +544,10 @@ func running(s *suite) {
 	}
 	restored := s.Create(s.restore(got, s.Create("")))
 	s.wantFiles(restored, map[string]string{"below": "1", "changed below": "2", "kept": kept, "changed": replaced, "new": "2"})
-	got.Usage, got.Stored, got.Layers, got.Duration = want.Usage, want.Stored, want.Layers, want.Duration
+	if got.CreatedAt.Before(began) || got.CreatedAt.Location() != time.UTC {
+		s.Errorf("the backup has the disk of %v, before the programs were stopped", got.CreatedAt)
+	}
+	got.CreatedAt, got.Usage, got.Stored, got.Layers, got.Duration = want.CreatedAt, want.Usage, want.Stored, want.Layers, want.Duration
 	testkit.Diff(s, "the rest of the backup", got, want)
 }
 
@@ -608,12 +613,18 @@ func replaced(s *suite) {
 	s.Must(s.Engine.Create(s.Ctx, spec))
 	s.Cleanup(func() { s.Remove(b.Sandbox) })
 	s.Write(s, b.Sandbox, "a", "1")
-	_, err := s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, func() {
+	replace := func() {
 		s.Remove(b.Sandbox)
 		s.Must(s.Engine.Create(s.Ctx, spec))
-	}, func() {}), ignoreProgress)
+	}
+	_, err := s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, replace, func() {}), ignoreProgress)
 	if !errors.Is(err, sandbox.ErrNeedsSnapshot) {
 		s.Errorf("another container: %v", err)
+	}
+	var during sync.Once
+	_, err = s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, func() {}, func() {}), func(sandbox.BackupProgress) { during.Do(replace) })
+	if !errors.Is(err, sandbox.ErrNeedsSnapshot) {
+		s.Errorf("another container while the disk is read: %v", err)
 	}
 	s.wantListed()
 }

@@ -58,7 +58,7 @@ func (b *Backups) Create(ctx context.Context, record sandbox.Backup, snapshot sa
 		return sandbox.Backup{}, err
 	}
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Total: contentOf(files)})
-	return b.store(ctx, record, files, progress)
+	return b.store(ctx, record, record.CreatedAt, files, progress)
 }
 
 // CreateRunning implements sandbox.Backups.
@@ -74,6 +74,7 @@ func (b *Backups) CreateRunning(ctx context.Context, record sandbox.Backup, stop
 		return sandbox.Backup{}, err
 	}
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Total: contentOf(files)})
+	began, stopped := record.CreatedAt, time.Time{}
 	record.Frozen, record.Origin, err = stop(ctx, func(ctx context.Context) error {
 		if err := b.begin(ctx, "capture"); err != nil {
 			return err
@@ -84,13 +85,15 @@ func (b *Backups) CreateRunning(ctx context.Context, record sandbox.Backup, stop
 		if now != c {
 			return fmt.Errorf("disk of %s: %w", record.Sandbox, sandbox.ErrNeedsSnapshot)
 		}
+		stopped = time.Now().UTC()
 		files, err = b.filesOf(c, record)
 		return err
 	})
 	if err != nil {
 		return sandbox.Backup{}, err
 	}
-	return b.store(ctx, record, files, progress)
+	record.CreatedAt = stopped
+	return b.store(ctx, record, began, files, progress)
 }
 
 // filesOf returns the files of a container's disk that a backup contains.
@@ -100,8 +103,8 @@ func (b *Backups) filesOf(c *container, record sandbox.Backup) (map[string]strin
 	return selected(c.disk(), record.BackupSelection)
 }
 
-// store stores a backup.
-func (b *Backups) store(ctx context.Context, record sandbox.Backup, files map[string]string, progress func(sandbox.BackupProgress)) (sandbox.Backup, error) {
+// store stores a backup that began at a time.
+func (b *Backups) store(ctx context.Context, record sandbox.Backup, began time.Time, files map[string]string, progress func(sandbox.BackupProgress)) (sandbox.Backup, error) {
 	if err := b.begin(ctx, "create"); err != nil {
 		return sandbox.Backup{}, err
 	}
@@ -111,7 +114,7 @@ func (b *Backups) store(ctx context.Context, record sandbox.Backup, files map[st
 		return sandbox.Backup{}, fmt.Errorf("%w (%d)", sandbox.ErrTooManyBackups, sandbox.MaxBackups)
 	}
 	record.Usage, record.Layers, record.Stored = contentOf(files), []string{b.image}, b.missing(files)
-	record.Duration = sandbox.Duration(time.Since(record.CreatedAt))
+	record.Duration = sandbox.Duration(time.Since(began))
 	b.stored[record.ID] = storedBackup{record, files}
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupUpload, Done: record.Usage, Total: record.Usage})
 	return record, nil
