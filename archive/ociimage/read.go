@@ -18,7 +18,7 @@ import (
 const (
 	// maxEntries exceeds what Write writes: a snapshot adds up to 64 layers to its image's.
 	maxEntries = 1000
-	// maxDocument limits the size of files that are not blobs, and of configurations.
+	// maxDocument limits the size of files that are not blobs.
 	maxDocument = 4 << 20
 )
 
@@ -43,7 +43,7 @@ type Contents struct {
 }
 
 // Read reads an archive that Write has written. It verifies the digest of each blob after Blob has
-// returned, so that Blob must not act on content that is not verified.
+// returned, so that Blob must not complete anything with content that is not verified.
 func Read(archive io.Reader, v Visitor) error {
 	in := tar.NewReader(archive)
 	complete := false

@@ -111,11 +111,12 @@ func (m *mountedBucket) mountPeer(ctx context.Context) error {
 	if err := errors.Join(os.Mkdir(m.folder, 0o700), os.WriteFile(passwords, []byte(s.access+":"+s.secret), 0o600)); err != nil {
 		return err
 	}
-	m.peer = inSession(exec.Command(s3fs, backupBucket, m.folder, "-f", "-o", "url="+s.url+",endpoint=us-east-1,use_path_request_style,passwd_file="+passwords))
-	m.peer.Stderr = os.Stderr
-	if err := m.peer.Start(); err != nil {
+	peer := inSession(exec.Command(s3fs, backupBucket, m.folder, "-f", "-o", "url="+s.url+",endpoint=us-east-1,use_path_request_style,passwd_file="+passwords))
+	peer.Stderr = os.Stderr
+	if err := peer.Start(); err != nil {
 		return err
 	}
+	m.peer = peer
 	ctx, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
 	return poll(ctx, 10*time.Millisecond, func() (bool, error) {

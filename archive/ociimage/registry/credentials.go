@@ -2,10 +2,14 @@ package registry
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"oras.land/oras-go/v2/registry/remote/auth"
@@ -77,6 +81,10 @@ func findCredentials(ctx context.Context, files []authFile, r Reference) (foundC
 }
 
 func (f authFile) lookUp(ctx context.Context, r Reference) (auth.Credential, error) {
+	keys := []string{r.Registry}
+	if r.Registry == dockerHub {
+		keys = []string{credentials.ServerAddressFromRegistry(r.Registry), dockerHub}
+	}
 	if !f.docker {
 		store, err := credentials.NewFileStore(f.path)
 		if err != nil {
@@ -88,14 +96,13 @@ func (f authFile) lookUp(ctx context.Context, r Reference) (auth.Credential, err
 				return credential, err
 			}
 		}
+		if keys, err = f.named(keys); err != nil {
+			return auth.EmptyCredential, err
+		}
 	}
 	store, err := credentials.NewStore(f.path, credentials.StoreOptions{})
 	if err != nil {
 		return auth.EmptyCredential, err
-	}
-	keys := []string{r.Registry}
-	if r.Registry == dockerHub {
-		keys = []string{credentials.ServerAddressFromRegistry(r.Registry), dockerHub}
 	}
 	for _, key := range keys {
 		if credential, err := store.Get(ctx, key); err != nil || credential != auth.EmptyCredential {
@@ -103,6 +110,40 @@ func (f authFile) lookUp(ctx context.Context, r Reference) (auth.Credential, err
 		}
 	}
 	return auth.EmptyCredential, nil
+}
+
+// named returns the keys of a registry for which the file has credentials or a helper. For the others, the library would
+// take the credentials of a namespace of the registry.
+func (f authFile) named(keys []string) ([]string, error) {
+	text, err := os.ReadFile(f.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var config struct {
+		Auths       map[string]json.RawMessage `json:"auths"`
+		CredHelpers map[string]string          `json:"credHelpers"`
+		CredsStore  string                     `json:"credsStore"`
+	}
+	if err := json.Unmarshal(text, &config); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(keys, func(key string) bool {
+		_, ok := config.Auths[key]
+		return !ok && config.CredsStore == "" && config.CredHelpers[key] == "" && !hasURL(config.Auths, key)
+	}), nil
+}
+
+// hasURL reports whether the URL of a registry is a key, as older versions of Docker store it.
+func hasURL(auths map[string]json.RawMessage, registry string) bool {
+	for key := range auths {
+		if u, err := url.Parse(key); err == nil && u.Scheme != "" && u.Host == registry {
+			return true
+		}
+	}
+	return false
 }
 
 // list returns the paths of files, for an error.

@@ -18,10 +18,15 @@ import (
 // isTemporary reports whether the same upload can succeed later.
 func isTemporary(err error) bool {
 	if refused, ok := errors.AsType[*errcode.ErrorResponse](err); ok {
-		return refused.StatusCode >= 500 || refused.StatusCode == http.StatusTooManyRequests
+		return isTemporaryStatus(refused.StatusCode)
+	}
+	if response, ok := errors.AsType[*statusError](err); ok {
+		return isTemporaryStatus(response.code)
 	}
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || brokenConnection(err) != nil
 }
+
+func isTemporaryStatus(code int) bool { return code >= 500 || code == http.StatusTooManyRequests }
 
 // brokenConnection returns the reason why an established connection broke off, without its addresses,
 // or nil if err is another error.
@@ -62,7 +67,7 @@ func (r *Repository) explain(what string, err error) error {
 	case errors.Is(err, http.ErrSchemeMismatch):
 		return fmt.Errorf("%s speaks HTTP without encryption; use --tls-verify=false in a network that you trust", host)
 	}
-	if _, ok := errors.AsType[*statusError](err); ok {
+	if response, ok := errors.AsType[*statusError](err); ok && !isTemporaryStatus(response.code) {
 		return fmt.Errorf("%s is not a registry: %w", host, err)
 	}
 	if broken := brokenConnection(err); broken != nil {

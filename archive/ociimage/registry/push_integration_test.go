@@ -212,10 +212,15 @@ func TestUploadThatBreaksOffIsRepeated(t *testing.T) {
 			return false
 		}
 	}))
-	_, err := p.push("1", image(t, 1, 2))
+	pushed, err := p.push("1", image(t, 1, 2))
 	testkit.NoError(t, "push", err)
 	if len(broken) != 1 {
 		t.Error("no upload broke off")
+	}
+	unbroken, err := newPusher(t).push("1", image(t, 1, 2))
+	testkit.NoError(t, "push without faults", err)
+	if pushed.Sent != unbroken.Sent {
+		t.Errorf("%d bytes were uploaded, without faults %d", pushed.Sent, unbroken.Sent)
 	}
 	if _, _, config, layers := p.read("1"); digest.FromBytes(layers[0]) != config.RootFS.DiffIDs[0] {
 		t.Error("the layer differs")

@@ -64,11 +64,11 @@ func (r Reference) oras() registry.Reference {
 // host returns the host of the registry's API.
 func (r Reference) host() string { return r.oras().Host() }
 
-// isLoopback reports whether the registry runs on this machine.
+// isLoopback reports whether the registry has a loopback address.
 func (r Reference) isLoopback() bool {
 	host := hostname(r.Registry)
 	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || strings.HasSuffix(host, ".localhost") || err == nil && ip.IsLoopback()
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 // hostname returns a host without its port, and an IPv6 address without its brackets.

@@ -49,8 +49,8 @@ func TestReferencesAreParsed(t *testing.T) {
 
 func TestLoopbackIsRecognized(t *testing.T) {
 	for host, want := range map[string]bool{
-		"localhost": true, "localhost:5000": true, "registry.localhost:5000": true, "127.0.0.1:5000": true, "127.1.2.3": true, "[::1]:5000": true, "[::1]": true,
-		"registry.example.com": false, "localhost.example.com": false, "10.0.0.1:5000": false, "192.168.1.1": false, "[fd00::1]:5000": false,
+		"localhost": true, "localhost:5000": true, "127.0.0.1:5000": true, "127.1.2.3": true, "[::1]:5000": true, "[::1]": true,
+		"registry.example.com": false, "localhost.example.com": false, "registry.localhost:5000": false, "10.0.0.1:5000": false, "192.168.1.1": false, "[fd00::1]:5000": false,
 	} {
 		if got := (Reference{Registry: host}).isLoopback(); got != want {
 			t.Errorf("%s: %v", host, got)

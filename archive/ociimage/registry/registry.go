@@ -129,7 +129,7 @@ func (r *Repository) checkRedirect(req *http.Request, via []*http.Request) error
 
 // connect finds out whether the registry speaks HTTPS or, if permitted, HTTP.
 func (r *Repository) connect(ctx context.Context, c *http.Client) error {
-	err := r.probe(ctx, c)
+	err := retryUpload(ctx, func() error { return r.probe(ctx, c) })
 	_, distrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, responded := errors.AsType[*statusError](err)
 	if err == nil || ctx.Err() != nil || distrusted || responded {
@@ -146,8 +146,11 @@ func (r *Repository) connect(ctx context.Context, c *http.Client) error {
 	return nil
 }
 
-// statusError is a response of a server that is not a registry.
-type statusError struct{ status string }
+// statusError is a response of a server that is not a registry, or that fails.
+type statusError struct {
+	code   int
+	status string
+}
 
 func (e *statusError) Error() string { return "it responds " + e.status + " to GET /v2/" }
 
@@ -170,7 +173,7 @@ func (r *Repository) probe(ctx context.Context, c *http.Client) error {
 	case http.StatusOK, http.StatusUnauthorized, http.StatusForbidden:
 		return nil
 	}
-	return &statusError{resp.Status}
+	return &statusError{resp.StatusCode, resp.Status}
 }
 
 // trustedRoots returns the system's certificate authorities and the registry's, from the folders that
@@ -186,8 +189,12 @@ func trustedRoots(getenv func(string) string, host string) (*x509.CertPool, erro
 		folders = append(folders, userCertificates(home))
 	}
 	for _, folder := range folders {
-		files, _ := filepath.Glob(filepath.Join(folder, host, "*.crt")) // the pattern is valid
-		for _, file := range files {
+		entries, _ := os.ReadDir(filepath.Join(folder, host)) // most registries have none
+		for _, e := range entries {
+			if filepath.Ext(e.Name()) != ".crt" {
+				continue
+			}
+			file := filepath.Join(folder, host, e.Name())
 			text, err := os.ReadFile(file)
 			if err != nil {
 				return nil, err
@@ -270,7 +277,8 @@ func (r *Repository) pushBlobs(ctx context.Context, archive io.Reader) (v1.Manif
 				}
 				image.Config = descriptor(v1.MediaTypeImageConfig, text)
 				// Before the layers, so that a user who must not push learns that soon.
-				return r.upload(ctx, image.Config, func() io.Reader { return bytes.NewReader(text) })
+				_, err = r.upload(ctx, image.Config, func() io.Reader { return bytes.NewReader(text) })
+				return err
 			}
 			if _, ok := compressed[d]; !ok {
 				return nil // the manifest of the uncompressed image
@@ -285,7 +293,11 @@ func (r *Repository) pushBlobs(ctx context.Context, archive io.Reader) (v1.Manif
 			compressed[d] = l.Descriptor
 			uploads.Go(func() error {
 				defer l.close()
-				return r.upload(ctx, l.Descriptor, func() io.Reader { return l.content(r.count) })
+				sent, err := r.upload(ctx, l.Descriptor, func() io.Reader { return l.content(r.cfg.Uploaded) })
+				if sent {
+					r.sent.Add(l.Size)
+				}
+				return err
 			})
 			return nil
 		},
@@ -325,29 +337,25 @@ func (r *endingReader) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-func (r *Repository) count(n int) {
-	r.sent.Add(int64(n))
-	if r.cfg.Uploaded != nil {
-		r.cfg.Uploaded(n)
-	}
-}
-
-// upload uploads a blob that the registry does not have. content returns the same content each time.
-func (r *Repository) upload(ctx context.Context, blob v1.Descriptor, content func() io.Reader) error {
+// upload uploads a blob that the registry does not have, and reports whether it has done so. content returns the same content
+// each time.
+func (r *Repository) upload(ctx context.Context, blob v1.Descriptor, content func() io.Reader) (sent bool, err error) {
 	select {
 	case r.uploads <- struct{}{}:
 		defer func() { <-r.uploads }()
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	}
-	err := retryUpload(ctx, func() error {
+	err = retryUpload(ctx, func() error {
 		exists, err := r.remote.Blobs().Exists(ctx, blob)
 		if exists || err != nil {
 			return err
 		}
-		return r.remote.Blobs().Push(ctx, blob, content())
+		err = r.remote.Blobs().Push(ctx, blob, content())
+		sent = err == nil
+		return err
 	})
-	return r.explain("upload "+blob.Digest.String()+" to "+r.cfg.Reference.Registry, err)
+	return sent, r.explain("upload "+blob.Digest.String()+" to "+r.cfg.Reference.Registry, err)
 }
 
 // retryUpload calls upload again after temporary errors.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/doze-run/doze/testkit"
@@ -125,6 +126,22 @@ func TestRegistryThatCannotBeReachedIsNamed(t *testing.T) {
 	cancel()
 	_, err := Open(ctx, Config{Reference: Reference{"localhost:5000", "shop", "1"}, Getenv: u.getenv})
 	testkit.ErrorIs(t, "open", err, context.Canceled)
+}
+
+func TestBusyRegistryIsAskedAgain(t *testing.T) {
+	var requests atomic.Int64
+	server := serveHandler(t, true, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if requests.Add(1) == 1 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	r, err := open(t, newUser(t), server, "example.com", true)
+	testkit.NoError(t, "open", err)
+	r.Close()
+	failing := serve(t, true, http.StatusServiceUnavailable)
+	if _, err := open(t, newUser(t), failing, "example.com", true); err == nil || err.Error() != "connect to example.com: it responds 503 Service Unavailable to GET /v2/" {
+		t.Errorf("a registry that fails: %v", err)
+	}
 }
 
 func TestRedirectsDoNotLeaveHTTPS(t *testing.T) {

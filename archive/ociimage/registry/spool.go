@@ -52,7 +52,7 @@ func (l *layer) close() {
 	}
 }
 
-// content returns the compressed content, and reports what is read of it.
+// content returns the compressed content, and reports to read, unless it is nil, what is read of it.
 func (l *layer) content(read func(int)) io.Reader {
 	return &layerReader{io.NewSectionReader(l.file, 0, l.Size), read}
 }
@@ -64,7 +64,9 @@ type layerReader struct {
 
 func (r *layerReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
-	r.read(n)
+	if r.read != nil {
+		r.read(n)
+	}
 	return n, err
 }
 
