@@ -139,3 +139,25 @@ func TestSnapshotsSurviveTheirImage(t *testing.T) {
 		t.Errorf("left: %s", left)
 	}
 }
+
+// TestLongestChainOfSnapshots: the kernel mounts as many layers as a chain of snapshots has, and the next snapshot is flat.
+func TestLongestChainOfSnapshots(t *testing.T) {
+	f := &diskstest.Fixture{T: t, Ctx: testkit.Context(t), System: disktest.Open(t).System()}
+	const longest = 64
+	var last sandbox.SnapshotID
+	want := map[string]string{}
+	for depth := 1; depth <= longest; depth++ {
+		id := f.Create(last)
+		name := fmt.Sprint(depth)
+		f.Write(t, id, name, name)
+		want[name] = name
+		last = f.Publish(id)
+	}
+	id := f.Create(last)
+	testkit.Diff(t, "files on the longest chain", f.Files(t, id), want)
+	flat := f.SnapshotID()
+	_, err := f.Disks.Capture(f.Ctx, id, flat)
+	f.Must(err)
+	f.Must(f.Disks.Publish(f.Ctx, id, flat, true))
+	testkit.Diff(t, "files of the flat snapshot", f.Files(t, f.Create(flat)), want)
+}
