@@ -212,18 +212,9 @@ func (c *Client) callHelper(ctx context.Context, method string, id sandbox.ID, r
 	if err := ctx.Err(); err != nil {
 		return reply, err
 	}
-	h, err := c.helper(ctx)
-	if err == nil {
-		call := h.Go(wire.Service+"."+method, request, &reply, make(chan *rpc.Call, 1))
-		select {
-		case <-call.Done:
-		case <-ctx.Done():
-			cancel(h, call, request)
-		}
-		if err = call.Error; err != nil {
-			c.lost(h)
-			err = fmt.Errorf("%w: the disk helper ended: %w", sandbox.ErrEngineDown, err)
-		}
+	err := c.send(ctx, method, request, &reply)
+	if errors.Is(err, rpc.ErrShutdown) { // the helper had ended before
+		err = c.send(ctx, method, request, &reply)
 	}
 	switch {
 	case err != nil:
@@ -238,6 +229,26 @@ func (c *Client) callHelper(ctx context.Context, method string, id sandbox.ID, r
 		return reply, fmt.Errorf("snapshot %s: %w", request.Snapshot, err)
 	}
 	return reply, fmt.Errorf("disk of %s: %w", id, err)
+}
+
+// send sends a request to the helper, and waits for the reply. It returns rpc.ErrShutdown (wrapped) if it has not sent the
+// request, because the helper has ended.
+func (c *Client) send(ctx context.Context, method string, request wire.Request, reply *wire.Reply) error {
+	h, err := c.helper(ctx)
+	if err != nil {
+		return err
+	}
+	call := h.Go(wire.Service+"."+method, request, reply, make(chan *rpc.Call, 1))
+	select {
+	case <-call.Done:
+	case <-ctx.Done():
+		cancel(h, call, request)
+	}
+	if call.Error != nil {
+		c.lost(h)
+		return fmt.Errorf("%w: the disk helper ended: %w", sandbox.ErrEngineDown, call.Error)
+	}
+	return nil
 }
 
 // cancel cancels the copy of a call until the call has ended. The helper serves requests
