@@ -84,16 +84,43 @@ func (c *Client) stopLocked() error {
 	return nil
 }
 
-// Repair implements sandbox.Disks.
+// helped reports whether the helper works on Podman's storage, which takes the driver overlay. With another
+// one there are no snapshots, but sandboxes.
+func (c *Client) helped() bool { return c.cfg.Storage.Driver == wire.Driver }
+
+// Repair implements sandbox.Disks. It repairs only what the driver overlay stores.
 func (c *Client) Repair(ctx context.Context) error {
+	if !c.helped() {
+		return nil
+	}
 	_, err := c.call(ctx, "Repair", "", "")
 	return err
 }
 
 // Sync implements sandbox.Disks.
 func (c *Client) Sync(ctx context.Context, id sandbox.ID) error {
+	if !c.helped() {
+		return c.syncStorage()
+	}
 	_, err := c.call(ctx, "Sync", id, "")
 	return err
+}
+
+// syncStorage writes all that was changed in Podman's storage to the disk, whatever its driver.
+func (c *Client) syncStorage() error {
+	root, err := os.Open(c.cfg.Storage.GraphRoot)
+	if err != nil {
+		return fmt.Errorf("sync podman's storage: %w", err)
+	}
+	defer root.Close()
+	err = unix.Syncfs(int(root.Fd()))
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		err = fmt.Errorf("%w: %w", sandbox.ErrStoreFull, err)
+	}
+	return fmt.Errorf("sync podman's storage: %w", err)
 }
 
 // Prefetch implements sandbox.Disks.

@@ -88,8 +88,8 @@ func (d *Disks) Configure(config wire.Config, reply *wire.Reply) error {
 
 // open opens the storage.
 func (d *Disks) open(config wire.Config) (err error) {
-	if config.Driver != "overlay" {
-		return fmt.Errorf("podman stores containers with the driver %q; snapshots need overlay", config.Driver)
+	if config.Driver != wire.Driver {
+		return fmt.Errorf("podman stores containers with the driver %q; snapshots need %s", config.Driver, wire.Driver)
 	}
 	d.config = config
 	if d.layers, err = os.Open(filepath.Join(config.GraphRoot, config.Driver)); err != nil {

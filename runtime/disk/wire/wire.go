@@ -5,6 +5,9 @@ package wire
 // Service is the name of the helper's service.
 const Service = "Disks"
 
+// Driver is the driver of Podman's storage that the helper requires.
+const Driver = "overlay"
+
 // Code distinguishes failures for the caller.
 type Code string
 

@@ -1,0 +1,27 @@
+package disk
+
+import (
+	"io/fs"
+	"path/filepath"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/podman"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
+)
+
+// TestSandboxesNeedNoHelperWithAnotherDriver: the helper refuses a storage without the driver overlay, with
+// which a node runs too.
+func TestSandboxesNeedNoHelperWithAnotherDriver(t *testing.T) {
+	root := t.TempDir()
+	const noHelper = "/nonexistent"
+	for _, driver := range []string{"vfs", "btrfs"} {
+		c := New(Config{Helper: noHelper, NetnsHelper: noHelper, Storage: podman.Storage{GraphRoot: root, Driver: driver}})
+		testkit.NoError(t, "Repair", c.Repair(t.Context()))
+		testkit.NoError(t, "Sync", c.Sync(t.Context(), sandbox.NewID()))
+		c.cfg.Storage.GraphRoot = filepath.Join(root, "missing")
+		testkit.ErrorIs(t, "Sync without a storage", c.Sync(t.Context(), sandbox.NewID()), fs.ErrNotExist)
+	}
+	c := New(Config{Helper: noHelper, NetnsHelper: noHelper, Storage: podman.Storage{GraphRoot: root, Driver: "overlay"}})
+	testkit.ErrorIs(t, "Sync with the driver overlay", c.Sync(t.Context(), sandbox.NewID()), sandbox.ErrEngineDown)
+}
