@@ -377,7 +377,7 @@ func (c *Client) config() wire.Config {
 	storage := c.cfg.Storage
 	return wire.Config{
 		GraphRoot: storage.GraphRoot, RunRoot: storage.RunRoot, Driver: storage.Driver, Options: storage.Options,
-		Folder: c.cfg.Folder, Run: c.cfg.Run, Node: c.cfg.Node, IDs: wire.IDs{Container: podman.MappedIDs.ContainerID, Host: podman.MappedIDs.HostID, Size: podman.MappedIDs.Size},
+		Transient: storage.Transient, Folder: c.cfg.Folder, Run: c.cfg.Run, Node: c.cfg.Node, IDs: wire.IDs{Container: podman.MappedIDs.ContainerID, Host: podman.MappedIDs.HostID, Size: podman.MappedIDs.Size},
 	}
 }
 

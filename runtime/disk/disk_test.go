@@ -25,3 +25,13 @@ func TestSandboxesNeedNoHelperWithAnotherDriver(t *testing.T) {
 	c := New(Config{Helper: noHelper, NetnsHelper: noHelper, Storage: podman.Storage{GraphRoot: root, Driver: "overlay"}})
 	testkit.ErrorIs(t, "Sync with the driver overlay", c.Sync(t.Context(), sandbox.NewID()), sandbox.ErrEngineDown)
 }
+
+// TestHelperUsesPodmansLists: see podman.Storage.
+func TestHelperUsesPodmansLists(t *testing.T) {
+	for _, transient := range []bool{false, true} {
+		c := New(Config{Storage: podman.Storage{Transient: transient}})
+		if got := c.config().Transient; got != transient {
+			t.Errorf("transient is %v, want %v", got, transient)
+		}
+	}
+}

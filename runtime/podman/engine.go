@@ -177,6 +177,8 @@ type Storage struct {
 	RunRoot   string // the folder that is emptied at a boot
 	Driver    string // such as overlay
 	Options   []string
+	// Transient: RunRoot has the lists of containers and of their layers (transient_store in storage.conf).
+	Transient bool
 }
 
 // Storage returns Podman's storage.
@@ -188,13 +190,17 @@ func (e *Engine) Storage(ctx context.Context) (Storage, error) {
 	if err != nil {
 		return Storage{}, fmt.Errorf("find podman's storage: %w", err)
 	}
-	storage := Storage{GraphRoot: info.Store.GraphRoot, RunRoot: info.Store.RunRoot, Driver: info.Store.GraphDriverName}
-	for name, value := range info.Store.GraphOptions {
+	return storageOf(info.Store), nil
+}
+
+func storageOf(info *define.StoreInfo) Storage {
+	storage := Storage{GraphRoot: info.GraphRoot, RunRoot: info.RunRoot, Driver: info.GraphDriverName, Transient: info.TransientStore}
+	for name, value := range info.GraphOptions {
 		if text, ok := value.(string); ok {
 			storage.Options = append(storage.Options, name+"="+text)
 		}
 	}
-	return storage, nil
+	return storage
 }
 
 var _ sandbox.Engine = (*Engine)(nil)

@@ -18,11 +18,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/containers/podman/v5/libpod/define"
 	"github.com/doze-run/doze/runtime/guest"
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/podman/ociruntime"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 const id = sandbox.ID("k3f9x2m7q1az")
@@ -504,5 +506,18 @@ func TestDiskOfAContainerThatPodmanLostIsRemovedOnlyForANewSandbox(t *testing.T)
 	spec.New = true
 	if err := e.Create(t.Context(), spec); err != nil || removed.Load() != 1 {
 		t.Errorf("a new sandbox: %v, %d removed", err, removed.Load())
+	}
+}
+
+// TestTransientStorageIsReported: the transient storage lists containers elsewhere, so that the disk helper would take
+// their layers for what was left of removed ones.
+func TestTransientStorageIsReported(t *testing.T) {
+	for text, want := range map[string]Storage{
+		`{"graphRoot":"/g","runRoot":"/r","graphDriverName":"overlay","transientStore":true}`: {GraphRoot: "/g", RunRoot: "/r", Driver: "overlay", Transient: true},
+		`{"graphRoot":"/g","runRoot":"/r","graphDriverName":"overlay"}`:                       {GraphRoot: "/g", RunRoot: "/r", Driver: "overlay"}, // Podman 4.3
+	} {
+		var info define.StoreInfo
+		testkit.NoError(t, "decode", json.Unmarshal([]byte(text), &info))
+		testkit.Diff(t, text, storageOf(&info), want)
 	}
 }

@@ -95,13 +95,19 @@ func (d *Disks) open(config wire.Config) (err error) {
 	if d.layers, err = os.Open(filepath.Join(config.GraphRoot, config.Driver)); err != nil {
 		return err
 	}
-	d.store, err = storage.GetStore(types.StoreOptions{
-		GraphRoot: config.GraphRoot, RunRoot: config.RunRoot, GraphDriverName: config.Driver, GraphDriverOptions: config.Options,
-	})
+	d.store, err = storage.GetStore(storeOptions(config))
 	if err != nil {
 		return fmt.Errorf("open podman's storage: %w", err)
 	}
 	return nil
+}
+
+// storeOptions returns Podman's own options of the storage. With others, the lists may lack containers that exist.
+func storeOptions(config wire.Config) types.StoreOptions {
+	return types.StoreOptions{
+		GraphRoot: config.GraphRoot, RunRoot: config.RunRoot, GraphDriverName: config.Driver, GraphDriverOptions: config.Options,
+		TransientStore: config.Transient,
+	}
 }
 
 // respond writes the failure of f, if any, to reply.

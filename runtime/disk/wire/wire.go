@@ -24,6 +24,8 @@ const (
 type Config struct {
 	GraphRoot, RunRoot, Driver string
 	Options                    []string
+	// Transient: RunRoot has the lists of containers and of their layers.
+	Transient bool
 	// Folder is the helper's own, on the file system of GraphRoot.
 	Folder string
 	// Run contains a folder for each container, named after its sandbox, that its programs can write to.
