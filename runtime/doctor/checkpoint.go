@@ -38,6 +38,8 @@ func seccompObstacle(cfg Config) string {
 	switch err := cfg.Host.SuspendSeccomp(); {
 	case err == nil:
 		return ""
+	case errors.Is(err, ErrUntraced):
+		return fmt.Sprintf("the kernel may not suspend their seccomp filters: %v", err)
 	case errors.Is(err, syscall.EINVAL):
 		return "the kernel has no CONFIG_CHECKPOINT_RESTORE"
 	case errors.Is(err, syscall.EPERM):

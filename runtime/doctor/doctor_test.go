@@ -536,8 +536,12 @@ func TestEachObstacleToCheckpointsIsReported(t *testing.T) {
 			"the kernel suspends their seccomp filters, as CRIU requires, only with CAP_SYS_ADMIN on the host"},
 		"a kernel without checkpoints": {func(_ *testing.T, h *host) { h.seccomp = os.NewSyscallError("ptrace", syscall.EINVAL) },
 			"the kernel has no CONFIG_CHECKPOINT_RESTORE"},
-		"no tracing": {func(_ *testing.T, h *host) { h.seccomp = errors.New("trace a process: it did not stop: status 0x100") },
+		"no tracing": {func(_ *testing.T, h *host) {
+			h.seccomp = fmt.Errorf("%w: it did not stop: status 0x100", doctor.ErrUntraced)
+		},
 			"the kernel may not suspend their seccomp filters: trace a process: it did not stop: status 0x100"},
+		"tracing denied": {func(_ *testing.T, h *host) { h.seccomp = fmt.Errorf("%w: %w", doctor.ErrUntraced, syscall.EPERM) },
+			"the kernel may not suspend their seccomp filters: trace a process: operation not permitted"},
 		"podman refuses": {func(_ *testing.T, h *host) {
 			h.fails[checkpointCommand] = errors.New("exit status 125: Error: checkpointing a container requires root")
 		}, "podman refuses: checkpointing a container requires root"},

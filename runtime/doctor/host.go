@@ -42,9 +42,14 @@ type Host interface {
 	// SuspendSeccomp suspends the seccomp filter of a process that it starts for this:
 	// PTRACE_O_SUSPEND_SECCOMP of ptrace(2), by which CRIU dumps a process with a filter.
 	// The errors of the kernel are EINVAL without CONFIG_CHECKPOINT_RESTORE, and EPERM
-	// without CAP_SYS_ADMIN in the initial user namespace.
+	// without CAP_SYS_ADMIN in the initial user namespace. If the process cannot be traced at all,
+	// the error is ErrUntraced (wrapped).
 	SuspendSeccomp() error
 }
+
+// ErrUntraced is returned by SuspendSeccomp if it cannot trace a process, for example because of Yama's
+// ptrace_scope or of a seccomp filter. The cause may be EPERM too.
+var ErrUntraced = errors.New("trace a process")
 
 // Machine is the Host that this process runs on.
 type Machine struct{}
@@ -122,7 +127,7 @@ func (Machine) SuspendSeccomp() error {
 	defer runtime.UnlockOSThread()
 	process, err := os.StartProcess("/proc/self/exe", nil, &os.ProcAttr{Sys: &syscall.SysProcAttr{Ptrace: true, Pdeathsig: syscall.SIGKILL}})
 	if err != nil {
-		return fmt.Errorf("trace a process: %w", err)
+		return fmt.Errorf("%w: %w", ErrUntraced, err)
 	}
 	defer func() {
 		_ = process.Kill()
@@ -131,10 +136,10 @@ func (Machine) SuspendSeccomp() error {
 	// A traced process stops before its first instruction.
 	var status unix.WaitStatus
 	if _, err := unix.Wait4(process.Pid, &status, 0, nil); err != nil {
-		return fmt.Errorf("trace a process: %w", err)
+		return fmt.Errorf("%w: %w", ErrUntraced, err)
 	}
 	if !status.Stopped() {
-		return fmt.Errorf("trace a process: it did not stop: status %#x", uint32(status))
+		return fmt.Errorf("%w: it did not stop: status %#x", ErrUntraced, uint32(status))
 	}
 	return os.NewSyscallError("ptrace", unix.PtraceSetOptions(process.Pid, unix.PTRACE_O_SUSPEND_SECCOMP))
 }
