@@ -1,13 +1,16 @@
 package helper
 
 import (
+	"cmp"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"go.podman.io/storage"
@@ -32,7 +35,11 @@ const (
 // Repair also removes layers whose creation or removal was interrupted, see removeOrphans.
 func (d *Disks) Repair(_ wire.Request, reply *wire.Reply) error {
 	return d.respond(reply, func() error {
-		if err := repairLinks(filepath.Join(d.config.GraphRoot, d.config.Driver)); err != nil { // first: removals need them
+		children, err := d.children()
+		if err != nil {
+			return err
+		}
+		if err := repairLinks(filepath.Join(d.config.GraphRoot, d.config.Driver), children); err != nil { // first: removals need them
 			return err
 		}
 		return d.removeOrphans(time.Now())
@@ -75,7 +82,8 @@ func (d *Disks) removeOrphans(now time.Time) error {
 }
 
 // removeInterrupted removes what interrupted creations of containers have left of layers above a layer that no container will
-// be based on any more.
+// be based on any more. Unlike removeOrphans it does not consider their age: it relies on the Manager, which does not create
+// containers from a snapshot that is being deleted.
 func (d *Disks) removeInterrupted(below string) error {
 	layers, _, err := d.orphans()
 	if err != nil {
@@ -147,8 +155,53 @@ func foldersBefore(parent string, before time.Time) (paths []string, err error) 
 	return paths, err
 }
 
-// repairLinks makes the file "link" of each layer and the folder of short names agree.
-func repairLinks(overlay string) error {
+// children returns the ids of the layers that are based on each layer. It reads the storage's lists itself: the storage
+// may remove layers before it returns its lists.
+func (d *Disks) children() (map[string][]string, error) {
+	children := map[string][]string{}
+	lists := []string{filepath.Join(d.listFolder("layers"), "layers.json"), filepath.Join(d.listFolder("layers"), "volatile-layers.json")}
+	if d.config.Transient {
+		lists[1] = filepath.Join(d.config.RunRoot, d.config.Driver+"-layers", "volatile-layers.json")
+	}
+	for _, list := range lists {
+		text, err := os.ReadFile(list)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		var layers []storage.Layer
+		if err := json.Unmarshal(text, &layers); err != nil {
+			return nil, fmt.Errorf("decode %s: %w", list, err)
+		}
+		for _, l := range layers {
+			children[l.Parent] = append(children[l.Parent], l.ID)
+		}
+	}
+	return children, nil
+}
+
+// nameInChildren returns the short name by which the layers above a layer refer to it, or "": the first one in their
+// file "lower", such as l/NAME:l/NAME.
+func nameInChildren(overlay string, children []string) string {
+	for _, child := range children {
+		lower, err := os.ReadFile(filepath.Join(overlay, child, "lower"))
+		if err != nil {
+			continue // lost as well, or being created or removed
+		}
+		parent, _, _ := strings.Cut(string(lower), ":")
+		name, ok := strings.CutPrefix(parent, "l/")
+		if ok && len(name) == linkNameLength && !strings.Contains(name, "/") {
+			return name
+		}
+	}
+	return ""
+}
+
+// repairLinks makes the file "link" of each layer and the folder of short names agree. children are the ids of the
+// layers that are based on each layer.
+func repairLinks(overlay string, children map[string][]string) error {
 	links := filepath.Join(overlay, "l")
 	if err := os.Mkdir(links, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -192,7 +245,8 @@ func repairLinks(overlay string) error {
 		case len(name) != linkNameLength && names[target] != "":
 			name = []byte(names[target])
 		case len(name) != linkNameLength:
-			name = []byte(rand.Text()) // of the same length and alphabet
+			// A random name has the same length and alphabet.
+			name = []byte(cmp.Or(nameInChildren(overlay, children[filepath.Base(layer)]), rand.Text()))
 		}
 		if err := os.Symlink(target, filepath.Join(links, string(name))); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
@@ -204,7 +258,8 @@ func repairLinks(overlay string) error {
 	return nil
 }
 
-// replace replaces a file by one with other content, which is durable.
+// replace replaces a file by one with other content. A loss of power leaves one or the other, but never an empty file:
+// the content is synced, the rename is not.
 func replace(path string, content []byte) error {
 	f, err := os.Create(path + ".new")
 	if err != nil {
