@@ -1,9 +1,15 @@
 package helper
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
+
+	"go.podman.io/storage"
+	"go.podman.io/storage/pkg/idtools"
 
 	"github.com/doze-run/doze/runtime/disk/wire"
 	"github.com/doze-run/doze/testkit"
@@ -84,4 +90,64 @@ func TestChildrenAreReadFromTheListsInUse(t *testing.T) {
 		testkit.NoError(t, "children", err)
 		testkit.Diff(t, "children", got, map[string][]string{"": {"image"}, "image": {"snapshot", "container"}})
 	}
+}
+
+func TestOnlyLayersOfContainersAreOfSandboxes(t *testing.T) {
+	d := &Disks{config: wire.Config{IDs: wire.IDs{Container: 0, Host: 1, Size: 65536}}}
+	ids := []idtools.IDMap{{ContainerID: 0, HostID: 1, Size: 65536}}
+	for name, c := range map[string]struct {
+		layer storage.Layer
+		want  bool
+	}{
+		"of a sandbox":              {storage.Layer{UIDMap: ids}, true},
+		"of another container":      {storage.Layer{}, false},
+		"with other ids":            {storage.Layer{UIDMap: []idtools.IDMap{{ContainerID: 0, HostID: 1, Size: 1000}}}, false},
+		"with more ids":             {storage.Layer{UIDMap: append(ids, idtools.IDMap{ContainerID: 65536, HostID: 70000, Size: 1})}, false},
+		"of a snapshot":             {storage.Layer{UIDMap: ids, Names: []string{"snapshot"}}, false},
+		"of an image":               {storage.Layer{UIDMap: ids, UncompressedDigest: "sha256:00"}, false},
+		"of a compressed image":     {storage.Layer{UIDMap: ids, CompressedDigest: "sha256:00"}, false},
+		"of a partly pulled image":  {storage.Layer{UIDMap: ids, TOCDigest: "sha256:00"}, false},
+		"of a sandbox on any image": {storage.Layer{UIDMap: ids, Parent: "image"}, true},
+	} {
+		if got := d.ofSandbox(c.layer); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func TestOnlyOldFoldersOfIdsAreFound(t *testing.T) {
+	before := time.Now().Add(-orphanAge)
+	parent := t.TempDir()
+	id := func(letter string) string { return strings.Repeat(letter, idLength) }
+	var want []string
+	for _, c := range []struct {
+		name  string
+		at    time.Time
+		file  bool
+		found bool
+	}{
+		{id("a"), before.Add(-time.Second), false, true},
+		{id("b"), before, false, false},
+		{id("c"), before.Add(time.Second), false, false},
+		{id("d"), before.Add(-time.Second), true, false},
+		{id("e") + "-init", before.Add(-time.Second), false, false},
+		{"l", before.Add(-time.Second), false, false},
+		{"tempdirs", before.Add(-time.Second), false, false},
+	} {
+		path := filepath.Join(parent, c.name)
+		if c.file {
+			testkit.NoError(t, "WriteFile", os.WriteFile(path, nil, 0o600))
+		} else {
+			testkit.NoError(t, "Mkdir", os.Mkdir(path, 0o700))
+		}
+		testkit.NoError(t, "Chtimes", os.Chtimes(path, c.at, c.at))
+		if c.found {
+			want = append(want, path)
+		}
+	}
+	got, err := foldersBefore(parent, before)
+	testkit.NoError(t, "foldersBefore", err)
+	testkit.Diff(t, "folders", got, want)
+	_, err = foldersBefore(filepath.Join(parent, "missing"), before)
+	testkit.ErrorIs(t, "foldersBefore of no folder", err, fs.ErrNotExist)
 }
