@@ -303,8 +303,8 @@ type inventory struct {
 	Disks, Creations, Run      []string // files of the disk helper and of the node
 }
 
-func (m *machine) inventory() inventory {
-	m.t.Helper()
+func (m *machine) inventory(t testing.TB) inventory {
+	t.Helper()
 	root := filepath.Join(home, ".local/share/containers/storage")
 	var v inventory
 	known := map[string]bool{"l": true, "tempdirs": true}
@@ -318,8 +318,8 @@ func (m *machine) inventory() inventory {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			testkit.NoError(m.t, "read the list", err)
-			testkit.NoError(m.t, "decode the list", json.Unmarshal(text, &items))
+			testkit.NoError(t, "read the list", err)
+			testkit.NoError(t, "decode the list", json.Unmarshal(text, &items))
 			for _, i := range items {
 				known[i.ID] = true
 				list = append(list, cmp.Or(strings.Join(i.Names, " "), i.ID))
@@ -346,20 +346,20 @@ func (m *machine) inventory() inventory {
 		}
 	}
 	disks, err := filepath.Glob(filepath.Join(root, "doze", "*.disks", "*", "*"))
-	testkit.NoError(m.t, "list the disks", err)
+	testkit.NoError(t, "list the disks", err)
 	for _, path := range disks {
 		name, _ := filepath.Rel(root, path)
 		v.Disks = append(v.Disks, name)
 	}
 	creations, err := filepath.Glob(filepath.Join(root, "doze", "*", "*"))
-	testkit.NoError(m.t, "list the creations", err)
+	testkit.NoError(t, "list the creations", err)
 	for _, path := range creations {
 		if name, _ := filepath.Rel(root, path); !strings.Contains(name, ".disks") {
 			v.Creations = append(v.Creations, name)
 		}
 	}
 	run, err := os.ReadDir(filepath.Join(home, "node", "run"))
-	testkit.NoError(m.t, "list the run folders", err)
+	testkit.NoError(t, "list the run folders", err)
 	for _, e := range run {
 		if e.IsDir() && len(e.Name()) == 12 {
 			v.Run = append(v.Run, e.Name())

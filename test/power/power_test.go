@@ -426,7 +426,7 @@ func (m *machine) checkEmpty(t *testing.T) {
 	t.Helper()
 	var left inventory
 	testkit.Eventually(t, "nothing is left", func() bool {
-		left = m.inventory()
+		left = m.inventory(t)
 		return len(left.Containers)+len(left.Unlisted)+len(left.Links)+len(left.Disks)+len(left.Creations)+len(left.Run) == 0 && len(left.Images) == 1 && len(left.Layers) <= 2
 	}, func() string { return fmt.Sprintf("%+v", left) })
 }
