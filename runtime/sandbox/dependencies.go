@@ -154,8 +154,8 @@ type MemoryState struct {
 // concurrent calls are never for the same snapshot. An unknown container returns ErrNoContainer
 // (wrapped), a full disk ErrStoreFull (wrapped).
 type Disks interface {
-	// Repair repairs what a loss of power has damaged in the storage. It is the first call, before containers are created
-	// and removed.
+	// Repair repairs what a loss of power has damaged in the storage. It is called once, before
+	// containers are created and removed. Of the other methods, only Space may be called before.
 	Repair(ctx context.Context) error
 	// Sync makes the creation or the removal of a container durable. A loss of power leaves the disk of a new container usable,
 	// with all that its programs have synced, and does not bring back a removed one.
