@@ -15,12 +15,23 @@ import (
 // sandbox was never acknowledged: in an older copy of the store it may have been since.
 type creations struct{ dir string }
 
+// open creates the folder, which a loss of power does not remove. The Engine's folder that contains its parent exists.
+func (c creations) open() error {
+	err := os.MkdirAll(c.dir, 0o700)
+	for _, dir := range []string{filepath.Dir(c.dir), filepath.Dir(filepath.Dir(c.dir))} {
+		if err == nil { // also if it existed: the node may have died before
+			err = durable.Sync(dir)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("create the folder for notes of creations: %w", err)
+	}
+	return nil
+}
+
 // add notes a creation before anything is made.
 func (c creations) add(id ID) error {
-	err := os.MkdirAll(c.dir, 0o700)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(c.dir, string(id)), nil, 0o600)
-	}
+	err := os.WriteFile(filepath.Join(c.dir, string(id)), nil, 0o600)
 	if err == nil {
 		err = durable.Sync(c.dir)
 	}

@@ -26,6 +26,9 @@ const (
 // be closed. The caller closes the Uplink after the Manager.
 func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.uplink = uplink
+	if err := m.creations.open(); err != nil {
+		return err
+	}
 	m.pollDisks() // writes count from now on
 	if err := m.deps.Disks.Repair(ctx); err != nil {
 		m.log.Warn("failed to check the storage for damage by a loss of power", "error", err)
