@@ -56,6 +56,7 @@ const (
 	opcodeAt    = 4
 	uniqueAt    = 8
 	readSizeAt  = inHeader + 16
+	setValidAt  = inHeader
 	smallBuffer = 4 << 10
 )
 
@@ -156,7 +157,7 @@ func (d *device) handle(request []byte) {
 		return
 	}
 	opcode := binary.NativeEndian.Uint32(request[opcodeAt:])
-	if d.retired.Load() && !isOfOpenFile(opcode) {
+	if d.retired.Load() && !isOfOpenFile(opcode, request) {
 		d.respondError(request, syscall.ENOTCONN)
 		return
 	}
@@ -177,13 +178,20 @@ func (d *device) handle(request []byte) {
 	}
 }
 
-// isOfOpenFile reports whether a request is for an open file, or for the end of one. The attributes are an open file's,
-// too: for a path, the kernel first looks up the name.
-func isOfOpenFile(opcode uint32) bool {
+// isOfOpenFile reports whether a request is for an open file, or for the end of one. Attributes are an open file's, too,
+// because the kernel looks up the name of a path first. It does not for a descriptor of O_PATH, with which truncate(2)
+// changes a file that is not open: such a request has no handle.
+func isOfOpenFile(opcode uint32, request []byte) bool {
 	switch opcode {
-	case opRead, opWrite, opFlush, opFsync, opRelease, opReaddir, opReaddirplus, opFsyncdir, opReleasedir, opGetattr, opSetattr,
+	case opRead, opWrite, opFlush, opFsync, opRelease, opReaddir, opReaddirplus, opFsyncdir, opReleasedir, opGetattr,
 		opForget, opBatchForget, opInterrupt, opDestroy:
 		return true
+	case opSetattr:
+		if len(request) < setValidAt+4 {
+			return false
+		}
+		valid := binary.NativeEndian.Uint32(request[setValidAt:])
+		return valid&fuse.FATTR_SIZE == 0 || valid&fuse.FATTR_FH != 0
 	}
 	return false
 }

@@ -4,6 +4,7 @@ package bucketfs
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"syscall"
@@ -241,6 +242,10 @@ func TestRetiredFileSystemServesOnlyOpenFiles(t *testing.T) {
 	folder, err := os.Open(r.dir)
 	testkit.NoError(t, "open folder", err)
 	defer folder.Close()
+	path, err := unix.Open(r.path("file"), unix.O_PATH|unix.O_CLOEXEC, 0)
+	testkit.NoError(t, "open path", err)
+	defer unix.Close(path)
+	link := fmt.Sprint("/proc/self/fd/", path)
 	r.server.Retire()
 	for call, act := range map[string]func() error{
 		"open":   func() error { _, err := os.Open(r.path("file")); return err },
@@ -251,11 +256,14 @@ func TestRetiredFileSystemServesOnlyOpenFiles(t *testing.T) {
 			_, err := unix.Openat(int(folder.Fd()), "file", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 			return err
 		},
+		"open of an open path":     func() error { _, err := os.OpenFile(link, os.O_RDWR, 0); return err },
+		"truncate of an open path": func() error { return os.Truncate(link, 1) },
 	} {
 		r.wantErrno(call, act(), syscall.ENOTCONN)
 	}
+	testkit.NoError(t, "truncate an open file", f.Truncate(4))
 	_, err = f.WriteAt([]byte("C"), 0)
 	testkit.NoError(t, "write", err)
 	testkit.NoError(t, "close", f.Close())
-	r.wantObject("file", "Content")
+	r.wantObject("file", "Cont")
 }
