@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -17,7 +18,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// pause holds the requests of a method until the caller calls resume. arrived is closed when there is one.
+// pause holds the requests of a method until the caller calls resume, or the test ends. arrived receives a value for each.
 func (r *rig) pause(method string) (arrived <-chan struct{}, resume func()) {
 	first, resumed := make(chan struct{}, 1000), make(chan struct{})
 	r.s3.Fail(func(req *http.Request) s3test.Fault {
@@ -27,10 +28,12 @@ func (r *rig) pause(method string) (arrived <-chan struct{}, resume func()) {
 		}
 		return s3test.Fault{}
 	})
-	return first, func() {
+	resume = sync.OnceFunc(func() {
 		r.s3.Fail(nil)
 		close(resumed)
-	}
+	})
+	r.Cleanup(resume) // before the end of the mount and of the server, which wait for the requests
+	return first, resume
 }
 
 // start starts a program, whose folder is not the mount. It prints ready when it begins.
@@ -72,9 +75,17 @@ func TestSignalDoesNotInterruptABriefRequest(t *testing.T) {
 }
 
 func TestFreezeDoesNotInterruptARequest(t *testing.T) {
-	cgroup := filepath.Join(os.Getenv("DOZE_CGROUP"), "bucketfs-test")
-	testkit.NoError(t, "create cgroup", os.Mkdir(cgroup, 0o755))
-	t.Cleanup(func() { testkit.NoError(t, "remove cgroup", os.Remove(cgroup)) })
+	root := os.Getenv("DOZE_CGROUP")
+	if root == "" {
+		t.Fatal("DOZE_CGROUP is not set: run the test by packaging/host/enter")
+	}
+	cgroup, err := os.MkdirTemp(root, "bucketfs-test-")
+	testkit.NoError(t, "create cgroup", err)
+	t.Cleanup(func() {
+		_ = os.WriteFile(filepath.Join(cgroup, "cgroup.freeze"), []byte("0"), 0o644) // of a test that failed
+		_ = os.WriteFile(filepath.Join(cgroup, "cgroup.kill"), []byte("1"), 0o644)
+		testkit.Eventually(t, "the cgroup is removed", func() bool { return os.Remove(cgroup) == nil })
+	})
 	control := func(file, value string) {
 		testkit.NoError(t, "write "+file, os.WriteFile(filepath.Join(cgroup, file), []byte(value), 0o644))
 	}
