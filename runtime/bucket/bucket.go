@@ -30,8 +30,9 @@ const (
 	startLimit = 20 * time.Second
 	// stopLimit is how long the helper may take to exit before it is killed.
 	stopLimit = time.Second
-	// restartPause is the pause before the mounts are reported as lost, so that a helper that fails is not started all the time.
-	restartPause = time.Second
+	// startInterval is the minimum time from the start of a helper that ended to the next start, so that a helper that
+	// fails is not started all the time.
+	startInterval = time.Second
 	// defaultScratch is the default of Config.ScratchLimit.
 	defaultScratch = 10 << 30
 )
@@ -67,14 +68,16 @@ type Config struct {
 type Client struct {
 	cfg Config
 
-	starting sync.Mutex // held while a helper starts
-	mu       sync.Mutex
-	current  *netns.Service // the helper
-	closed   bool
-	lost     chan struct{}   // of one value: a second loss is the same
-	ctx      context.Context // ends with Close
-	end      context.CancelFunc
-	watching sync.WaitGroup
+	starting   sync.Mutex // held while a helper starts
+	mu         sync.Mutex
+	current    *netns.Service // the helper
+	generation int64          // how many helpers have ended
+	notBefore  time.Time      // the next helper does not start earlier
+	closed     bool
+	lost       chan struct{}   // of one value: a second loss is the same
+	ctx        context.Context // ends with Close
+	end        context.CancelFunc
+	watching   sync.WaitGroup
 }
 
 // New returns a Client, which starts its helper with the first request. The caller closes it.
@@ -112,17 +115,28 @@ func (c *Client) Check(ctx context.Context, m sandbox.Mount) error {
 }
 
 // Mount implements sandbox.Buckets.
-func (c *Client) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mount) error {
+func (c *Client) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mount) (int64, error) {
 	bucket, err := c.bucket(m)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return c.call(ctx, "Mount", wire.MountRequest{Mount: c.mount(id, pid, m.Path), Bucket: bucket})
+	h, generation, err := c.helper(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return generation, call(ctx, h, "Mount", wire.MountRequest{Mount: c.mount(id, pid, m.Path), Bucket: bucket})
 }
 
 // Unmount implements sandbox.Buckets.
 func (c *Client) Unmount(ctx context.Context, id sandbox.ID, pid int, path string) error {
 	return c.call(ctx, "Unmount", c.mount(id, pid, path))
+}
+
+// Generation implements sandbox.Buckets.
+func (c *Client) Generation() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.generation
 }
 
 // Lost implements sandbox.Buckets.
@@ -165,7 +179,7 @@ func (c *Client) bucket(m sandbox.Mount) (wire.Bucket, error) {
 
 // call calls a method of the helper, and starts one if necessary.
 func (c *Client) call(ctx context.Context, method string, request any) error {
-	h, err := c.helper(ctx)
+	h, _, err := c.helper(ctx)
 	if err != nil {
 		return err
 	}
@@ -204,35 +218,42 @@ func failure(r wire.Reply) error {
 	return err
 }
 
-// helper returns the running helper, and starts one if necessary.
-func (c *Client) helper(ctx context.Context) (*netns.Service, error) {
+// helper returns the running helper, and starts one if necessary. The generation is the one of its mounts.
+func (c *Client) helper(ctx context.Context) (h *netns.Service, generation int64, err error) {
 	c.starting.Lock()
 	defer c.starting.Unlock()
 	c.mu.Lock()
-	h, closed := c.current, c.closed
+	h, generation = c.current, c.generation
+	closed, pause := c.closed, time.Until(c.notBefore)
 	c.mu.Unlock()
 	if closed {
-		return nil, sandbox.ErrClosed
+		return nil, 0, sandbox.ErrClosed
 	}
 	if h != nil {
-		return h, nil
+		return h, generation, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	defer context.AfterFunc(c.ctx, cancel)()
-	h, err := c.start(ctx)
+	select {
+	case <-time.After(pause):
+	case <-ctx.Done():
+		return nil, 0, ctx.Err()
+	}
+	started := time.Now()
+	h, err = c.start(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%w: start the bucket helper: %w", sandbox.ErrEngineDown, err)
+		return nil, 0, fmt.Errorf("%w: start the bucket helper: %w", sandbox.ErrEngineDown, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		h.Close(stopLimit)
-		return nil, sandbox.ErrClosed
+		return nil, 0, sandbox.ErrClosed
 	}
-	c.current = h
+	c.current, c.notBefore = h, started.Add(startInterval)
 	c.watching.Go(func() { c.superviseHelper(h) }) // ends with the helper
-	return h, nil
+	return h, generation, nil
 }
 
 func (c *Client) start(ctx context.Context) (*netns.Service, error) {
@@ -256,16 +277,12 @@ func (c *Client) superviseHelper(h *netns.Service) {
 	h.Close(0)
 	c.mu.Lock()
 	c.current = nil
+	c.generation++ // now: no sandbox may wake without its buckets
 	c.mu.Unlock()
 	if c.ctx.Err() != nil {
 		return
 	}
 	c.cfg.Log.Error("bucket helper ended unexpectedly, mounting all buckets again")
-	select {
-	case <-time.After(restartPause):
-	case <-c.ctx.Done():
-		return
-	}
 	select {
 	case c.lost <- struct{}{}:
 	default: // a loss that was not received yet

@@ -38,7 +38,7 @@ type liveSandbox struct {
 	backingUp atomic.Bool // a backup of it is under way
 	// cutOff: the container runs and could not be attached to the Uplink.
 	cutOff atomic.Bool
-	// mounted are changed with the transition lock, and cleared when the mounts are lost.
+	// mounted are changed with the transition lock.
 	mounted mountedPaths
 	// startUp is the start of declared processes that goes on after a cold wake, or nil.
 	startUp atomic.Pointer[startUp]

@@ -32,12 +32,14 @@ type Buckets interface {
 	Check(ctx context.Context, m Mount) error
 	// Mount mounts a bucket at m.Path, a folder of the sandbox whose first process is pid, in place of any earlier
 	// mount there. The sandbox may be frozen. Mount does not contact the object store. The mount remains until
-	// Unmount, Forget, or the end of the node, and until Lost reports its loss. It returns ErrBucketNotFound,
-	// ErrNoMountPoint or ErrNoFUSE (wrapped).
-	Mount(ctx context.Context, id ID, pid int, m Mount) error
+	// Unmount, Forget, or the end of the node, and while the generation is the returned one. It returns
+	// ErrBucketNotFound, ErrNoMountPoint or ErrNoFUSE (wrapped).
+	Mount(ctx context.Context, id ID, pid int, m Mount) (generation int64, err error)
 	// Unmount removes the mount at a path; open files remain usable. It does nothing if there is none.
 	Unmount(ctx context.Context, id ID, pid int, path string) error
-	// Lost receives a value when the mounts of all sandboxes have failed. The caller mounts them again.
+	// Generation returns a number that increases when the mounts of all sandboxes have failed.
+	Generation() int64
+	// Lost receives a value after that. The caller mounts them again.
 	Lost() <-chan struct{}
 	// Forget ends the mounts of a sandbox whose container has ended, or is about to.
 	Forget(id ID, pid int)
@@ -248,12 +250,12 @@ func (b *liveSandbox) mountNow(ctx context.Context, m Mount) error {
 
 // mountAgain mounts a bucket at a folder that exists. Needs the transition lock.
 func (b *liveSandbox) mountAgain(ctx context.Context, m Mount) error {
-	b.mounted.add(m.Path) // first: when the mounts are lost meanwhile, this one is, too
-	err := b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m)
+	generation, err := b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m)
 	if err != nil {
-		b.mounted.remove(m.Path)
+		return err
 	}
-	return err
+	b.mounted.add(m.Path, generation)
+	return nil
 }
 
 // unmountNow removes a mount if the sandbox has a container that runs or is frozen. Needs the transition lock.
@@ -288,7 +290,8 @@ func (b *liveSandbox) missingMounts() []Mount {
 	if b.pid.Load() == 0 {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(b.view.Load().Mounts), func(m Mount) bool { return b.mounted.has(m.Path) })
+	generation := b.m.deps.Buckets.Generation()
+	return slices.DeleteFunc(slices.Clone(b.view.Load().Mounts), func(m Mount) bool { return b.mounted.has(m.Path, generation) })
 }
 
 func (b *liveSandbox) lacksMounts() bool { return len(b.missingMounts()) > 0 }
@@ -332,7 +335,6 @@ func (m *Manager) awaitLostMounts(ctx context.Context) {
 		sandboxes := slices.Collect(maps.Values(m.sandboxes))
 		m.mu.RUnlock()
 		for _, b := range sandboxes {
-			b.mounted.clear()
 			if b.lacksMounts() {
 				b.armIn(0)
 			}
@@ -340,19 +342,20 @@ func (m *Manager) awaitLostMounts(ctx context.Context) {
 	}
 }
 
-// mountedPaths are the paths at which the sandbox's container has its buckets. It is safe for concurrent use.
+// mountedPaths are the paths at which the sandbox's container has its buckets, unless they were lost. It is safe for
+// concurrent use.
 type mountedPaths struct {
 	mu    sync.Mutex
-	paths map[string]bool
+	paths map[string]int64 // the generations of the mounts, see Buckets
 }
 
-func (p *mountedPaths) add(path string) {
+func (p *mountedPaths) add(path string, generation int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.paths == nil {
-		p.paths = map[string]bool{}
+		p.paths = map[string]int64{}
 	}
-	p.paths[path] = true
+	p.paths[path] = generation
 }
 
 func (p *mountedPaths) remove(path string) {
@@ -367,18 +370,20 @@ func (p *mountedPaths) clear() {
 	clear(p.paths)
 }
 
-func (p *mountedPaths) has(path string) bool {
+func (p *mountedPaths) has(path string, generation int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.paths[path]
+	of, ok := p.paths[path]
+	return ok && of == generation
 }
 
 // noBuckets are the buckets of a node without any.
 type noBuckets struct{}
 
-func (noBuckets) Names() []string                                { return nil }
-func (noBuckets) Check(context.Context, Mount) error             { return ErrBucketNotFound }
-func (noBuckets) Mount(context.Context, ID, int, Mount) error    { return ErrBucketNotFound }
-func (noBuckets) Unmount(context.Context, ID, int, string) error { return nil }
-func (noBuckets) Lost() <-chan struct{}                          { return nil }
-func (noBuckets) Forget(ID, int)                                 {}
+func (noBuckets) Names() []string                                      { return nil }
+func (noBuckets) Check(context.Context, Mount) error                   { return ErrBucketNotFound }
+func (noBuckets) Mount(context.Context, ID, int, Mount) (int64, error) { return 0, ErrBucketNotFound }
+func (noBuckets) Generation() int64                                    { return 0 }
+func (noBuckets) Unmount(context.Context, ID, int, string) error       { return nil }
+func (noBuckets) Lost() <-chan struct{}                                { return nil }
+func (noBuckets) Forget(ID, int)                                       {}

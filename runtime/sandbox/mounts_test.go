@@ -220,6 +220,49 @@ func TestLostMountsAreMountedAgain(t *testing.T) {
 	}
 }
 
+// A wake that is faster than the report of a loss mounts the buckets first.
+func TestWakeAfterALossMountsTheBuckets(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	path := filepath.Join(t.TempDir(), "data")
+	mountAt(t, n, id, path)
+	mustSleep(t, n.Manager, id)
+	n.Buckets.End()
+	acquire(t, n.Manager, id).Release()
+	wantMounts(t, n, id, path)
+}
+
+// The report of a loss is only about mounts of before.
+func TestMountAfterALossIsNotMountedAgain(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	folder := t.TempDir()
+	before, after := filepath.Join(folder, "before"), filepath.Join(folder, "later")
+	mountAt(t, n, id, before)
+	release := n.Buckets.Block("mount")
+	mounted := make(chan error, 1)
+	go func() {
+		_, err := n.Manager.Mount(t.Context(), id, sandbox.Mount{Bucket: "data", Path: after})
+		mounted <- err
+	}()
+	n.Buckets.AwaitBlocked(t, "mount")
+	n.Buckets.End()
+	n.Buckets.Report()
+	release()
+	testkit.NoError(t, "Mount", testkit.Receive(t, "the mount", mounted))
+	testkit.Eventually(t, "the lost bucket is mounted", func() bool { return len(n.Buckets.Mounts(id)) == 2 })
+	n.Buckets.Report() // a second one, after the first was handled
+	n.Buckets.Report()
+	mustSleep(t, n.Manager, id)
+	acquire(t, n.Manager, id).Release() // which mounts what is missing
+	if got := n.Buckets.MountCalls(); got != 3 {
+		t.Errorf("%d mounts were made, want 3", got)
+	}
+	wantMounts(t, n, id, before, after)
+}
+
 func TestFailedMountChangesNothing(t *testing.T) {
 	failed := errors.New("failed")
 	for _, operation := range []string{"check", "mount"} {

@@ -16,9 +16,11 @@ import (
 type Buckets struct {
 	Faults
 
-	lost   chan struct{}
-	mu     sync.Mutex
-	mounts map[mountPoint]sandbox.Mount
+	lost       chan struct{}
+	mu         sync.Mutex
+	mounts     map[mountPoint]sandbox.Mount
+	generation int64
+	mountCalls int
 }
 
 // mountPoint is a path in the sandbox whose first process is pid.
@@ -45,17 +47,18 @@ func (b *Buckets) Check(ctx context.Context, m sandbox.Mount) error {
 }
 
 // Mount implements sandbox.Buckets.
-func (b *Buckets) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mount) error {
+func (b *Buckets) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mount) (int64, error) {
 	if err := b.begin(ctx, "mount"); err != nil {
-		return err
+		return 0, err
 	}
 	if info, err := os.Stat(m.Path); err != nil || !info.IsDir() {
-		return fmt.Errorf("%w: %s", sandbox.ErrNoMountPoint, m.Path)
+		return 0, fmt.Errorf("%w: %s", sandbox.ErrNoMountPoint, m.Path)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.mounts[mountPoint{id, pid, m.Path}] = m
-	return nil
+	b.mountCalls++
+	return b.generation, nil
 }
 
 // Unmount implements sandbox.Buckets.
@@ -67,6 +70,13 @@ func (b *Buckets) Unmount(ctx context.Context, id sandbox.ID, pid int, path stri
 	defer b.mu.Unlock()
 	delete(b.mounts, mountPoint{id, pid, path})
 	return nil
+}
+
+// Generation implements sandbox.Buckets.
+func (b *Buckets) Generation() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.generation
 }
 
 // Lost implements sandbox.Buckets.
@@ -86,10 +96,28 @@ func (b *Buckets) Restart() {
 	clear(b.mounts)
 }
 
-// Lose ends all mounts, as the end of the bucket helper does.
+// Lose ends all mounts, as the end of the bucket helper does, and reports it.
 func (b *Buckets) Lose() {
-	b.Restart()
-	b.lost <- struct{}{}
+	b.End()
+	b.Report()
+}
+
+// End ends all mounts, as the end of the bucket helper does, without a report.
+func (b *Buckets) End() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.mounts)
+	b.generation++
+}
+
+// Report reports that mounts were lost. It returns when the Manager handles that.
+func (b *Buckets) Report() { b.lost <- struct{}{} }
+
+// MountCalls returns how many calls of Mount have succeeded.
+func (b *Buckets) MountCalls() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.mountCalls
 }
 
 // Mounts returns what is mounted in a sandbox, by path.
