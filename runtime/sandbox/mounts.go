@@ -65,7 +65,8 @@ const (
 	maxMountPath = 4095
 	// maxMountPrefix leaves half of a key, which has up to 1,024 bytes, to the names of files.
 	maxMountPrefix = 512
-	// mountWait bounds one mount, which takes some milliseconds, and 2 s if Podman has to create its user namespace.
+	// mountWait bounds one mount, or the mounts of a sandbox together. A mount takes some milliseconds, and 2 s if Podman
+	// has to create its user namespace.
 	mountWait = 20 * time.Second
 )
 
@@ -296,15 +297,18 @@ func (b *liveSandbox) missingMounts() []Mount {
 
 func (b *liveSandbox) lacksMounts() bool { return len(b.missingMounts()) > 0 }
 
-// remount mounts the buckets that the sandbox lacks, frozen or not. Needs the transition lock.
+// remount mounts the buckets that the sandbox lacks, frozen or not, within mountWait. Needs the transition lock.
 func (b *liveSandbox) remount(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, mountWait)
+	defer cancel()
 	var failed error
 	for _, m := range b.missingMounts() {
-		ctx, cancel := context.WithTimeout(ctx, mountWait)
 		if err := b.mountAgain(ctx, m); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("mount the bucket %s at %s: %w", m.Bucket, m.Path, err))
 		}
-		cancel()
+		if ctx.Err() != nil {
+			break
+		}
 	}
 	return failed
 }
