@@ -36,7 +36,7 @@ func open(t *testing.T, home, bin string) *node.Node {
 	cfg := sandbox.DefaultConfig()
 	cfg.Images.Names = map[string]string{"base": "localhost/doze/base:latest"}
 	n, err := node.Open(context.Background(), node.Config{
-		Home: home, Guest: filepath.Join(bin, "doze-guest"), NetnsHelper: filepath.Join(bin, "doze-netns"), Sandbox: cfg, Egress: egress.DefaultSettings(),
+		Home: home, Guest: filepath.Join(bin, "doze-guest"), NetnsHelper: filepath.Join(bin, "doze-netns"), DiskHelper: filepath.Join(bin, "doze-disk"), Sandbox: cfg, Egress: egress.DefaultSettings(),
 	}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -80,12 +81,9 @@ func TestFailedRestoreOfPathsLeavesTheDisk(t *testing.T) {
 		"overlay":  func(n *sandboxtest.Node) error { n.Backups.FailOnce("overlay", failed); return failed },
 		"move":     func(n *sandboxtest.Node) error { n.Disks.FailOnce("move", failed); return failed },
 		"record": func(n *sandboxtest.Node) error {
-			writes := 0
+			var writes atomic.Int64 // the hook is called concurrently
 			n.Store.Hook(func(operation string, _ []sandbox.Event) error {
-				if operation == "put_snapshot" {
-					writes++
-				}
-				if writes < 5 { // the fifth one completes the new disk
+				if operation != "put_snapshot" || writes.Add(1) != 5 { // the fifth one completes the new disk
 					return nil
 				}
 				n.Store.Hook(nil)
