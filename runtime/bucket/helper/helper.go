@@ -96,7 +96,7 @@ func (b *Buckets) mount(p *process, sb *sandbox, request wire.MountRequest) erro
 	return nil
 }
 
-// serve serves the file system of a mount until its end.
+// serve serves the file system of a mount until its end. The caller holds the lock of the sandbox's mounts.
 func (b *Buckets) serve(dev, mount *os.File, request wire.MountRequest) (*fileSystem, error) {
 	id, path := request.Sandbox, request.Path
 	sb := b.sandboxes.join(id)
@@ -106,12 +106,14 @@ func (b *Buckets) serve(dev, mount *os.File, request wire.MountRequest) (*fileSy
 		return nil, err
 	}
 	fs := &fileSystem{server: server, pid: request.PID}
+	sb.all[fs] = true
 	go func() { // ends with the file system
 		<-server.Done()
 		sb.mounting.Lock()
 		if sb.served[path] == fs {
 			delete(sb.served, path) // another file system may get its device number
 		}
+		delete(sb.all, fs)
 		sb.mounting.Unlock()
 		b.sandboxes.drop(id)
 	}()
@@ -139,13 +141,13 @@ func (b *Buckets) Unmount(m wire.Mount, reply *wire.Reply) error {
 	return respond(reply, p.detach(func(have *mountinfo.Info) bool { return have.Mountpoint == m.Path })) // an earlier helper's
 }
 
-// Forget ends the file systems of a sandbox's process. Path is empty.
+// Forget ends the file systems of a sandbox's process, also those with open files. Path is empty.
 func (b *Buckets) Forget(m wire.Mount, reply *wire.Reply) error {
 	sb := b.sandboxes.join(m.Sandbox)
 	defer b.sandboxes.drop(m.Sandbox)
 	sb.mounting.Lock()
 	var ended []*bucketfs.Server
-	for _, fs := range sb.served {
+	for fs := range sb.all {
 		if fs.pid == m.PID {
 			ended = append(ended, fs.server)
 		}

@@ -22,8 +22,11 @@ type sandbox struct {
 	share *bucketfs.Share
 	users int // guarded by sandboxes.mu
 
-	mounting sync.Mutex             // held while a mount is attached or detached
-	served   map[string]*fileSystem // the mounts by path, guarded by mounting
+	mounting sync.Mutex // held while a mount is attached or detached
+	// served are the mounts by path, and all also the file systems that were unmounted or replaced while files are open.
+	// Guarded by mounting.
+	served map[string]*fileSystem
+	all    map[*fileSystem]bool
 }
 
 // fileSystem is a file system that this helper serves.
@@ -48,7 +51,7 @@ func (s *sandboxes) join(id string) *sandbox {
 	defer s.mu.Unlock()
 	sb := s.byID[id]
 	if sb == nil {
-		sb = &sandbox{share: s.resources.NewShare(), served: map[string]*fileSystem{}}
+		sb = &sandbox{share: s.resources.NewShare(), served: map[string]*fileSystem{}, all: map[*fileSystem]bool{}}
 		s.byID[id] = sb
 	}
 	sb.users++
