@@ -84,8 +84,8 @@ func (c *Client) stopLocked() error {
 	return nil
 }
 
-// helped reports whether the helper works on Podman's storage, which takes the driver overlay. With another
-// one there are no snapshots, but sandboxes.
+// helped reports whether the helper supports the driver of Podman's storage: only overlay. With another driver, the node
+// runs sandboxes, but takes no snapshots.
 func (c *Client) helped() bool { return c.cfg.Storage.Driver == wire.Driver }
 
 // Repair implements sandbox.Disks. It repairs only what the driver overlay stores.

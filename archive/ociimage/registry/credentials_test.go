@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -82,35 +81,6 @@ func TestCredentialsAreFound(t *testing.T) {
 	u.env["REGISTRY_AUTH_FILE"] = write(t, filepath.Join(home, "named"), auths("docker.io", "named"))
 	expect("docker.io/team/shop:1", "named", u.env["REGISTRY_AUTH_FILE"])
 	expect(shop, "", "")
-}
-
-func TestCredentialHelperIsRun(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("the helper is a shell script")
-	}
-	u := newUser(t)
-	bin := t.TempDir()
-	write(t, filepath.Join(bin, "docker-credential-test"), `#!/bin/sh
-read server
-[ "$1 $server" = "get registry.example.com" ] || { echo "credentials not found in native keychain"; exit 1; }
-echo '{"ServerURL":"registry.example.com","Username":"helped","Secret":"secret"}'
-`)
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
-	file := write(t, filepath.Join(u.env["HOME"], ".docker", "config.json"), `{"credsStore":"test"}`)
-	find := func(registry string) (foundCredentials, error) {
-		return findCredentials(testkit.Context(t), authFiles(u.getenv), Reference{registry, "team/shop", "1"})
-	}
-	found, err := find("registry.example.com")
-	if err != nil || found.Username != "helped" || found.Password != "secret" || found.file != file {
-		t.Errorf("found %+v, %v", found, err)
-	}
-	if found, err := find("other.example.com"); err != nil || found.file != "" {
-		t.Errorf("of another registry: %+v, %v", found, err)
-	}
-	write(t, file, `{"credsStore":"missing"}`)
-	if _, err := find("registry.example.com"); err == nil || !strings.Contains(err.Error(), "docker-credential-missing") || !strings.Contains(err.Error(), file) {
-		t.Errorf("without the helper: %v", err)
-	}
 }
 
 func TestUnreadableCredentialsAreAnError(t *testing.T) {

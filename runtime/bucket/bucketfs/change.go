@@ -15,7 +15,7 @@ import (
 func (m *mount) lockName(ctx context.Context, key string) (*node, func(), error) {
 	m.mu.Lock()
 	n := m.byKey[nodeKey{key, false}]
-	if n == nil { // the kernel does not know the name, or there is no file
+	if n == nil { // the kernel has not looked up the name, or no object has it
 		n = m.addNode(key, false)
 	}
 	n.open()

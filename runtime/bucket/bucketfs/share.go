@@ -65,7 +65,7 @@ type quota struct {
 	used int64 // guarded by pool.mu
 }
 
-// acquire adds n to what is used, and reports false if that is too much.
+// acquire reserves n units of the pool. It reports false, and reserves nothing, if the quota or the pool does not have them.
 func (q *quota) acquire(n int64) bool {
 	q.pool.mu.Lock()
 	defer q.pool.mu.Unlock()

@@ -20,10 +20,11 @@ func TestProcessOfAnotherSandboxIsRefused(t *testing.T) {
 			own = "/" + string(path)
 		}
 	}
-	if own == "" {
-		t.Skip("this system has no cgroup v2")
+	allowed := map[string]bool{"": true, "/doze/sandboxes/other0000000": false}
+	if own != "" { // the system has cgroup v2
+		allowed[own] = true
 	}
-	for cgroup, want := range map[string]bool{"": true, own: true, "/doze/sandboxes/other0000000": false} {
+	for cgroup, want := range allowed {
 		p, err := openProcess(wire.Mount{PID: os.Getpid(), Cgroup: cgroup})
 		if err == nil {
 			p.close()
