@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/minio/minio-go/v7/pkg/s3utils"
 
 	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/backup"
@@ -83,6 +84,10 @@ func (s *ObjectStore) validateStore(block string, known func(value string) bool)
 	}
 	if known(s.Bucket) && strings.Contains(s.Bucket, "/") {
 		return fmt.Errorf("%s: bucket is %q; write the name of the bucket, and a folder in it as prefix", block, s.Bucket)
+	}
+	// The clients of the helpers refuse other names, in each request.
+	if known(s.Bucket) && s.Bucket != "" && s3utils.CheckValidBucketName(s.Bucket) != nil {
+		return fmt.Errorf("%s: bucket is %q; a bucket's name has 3 to 63 letters, digits, dots and hyphens, and a letter or digit at both ends", block, s.Bucket)
 	}
 	if known(s.Prefix) && strings.HasPrefix(s.Prefix, "/") {
 		return fmt.Errorf("%s: prefix is %q; write it without the first slash", block, s.Prefix)

@@ -17,12 +17,12 @@ import (
 
 // withBackups returns the configuration of an object store, and what a node gets.
 func withBackups(change func(*Backups)) (*Backups, *node.Backups) {
-	b := &Backups{ObjectStore{Endpoint: "https://s3.example.com:9000", Bucket: "b", AccessKey: "id", SecretKey: "key"}, "long enough password"}
+	b := &Backups{ObjectStore{Endpoint: "https://s3.example.com:9000", Bucket: "disks", AccessKey: "id", SecretKey: "key"}, "long enough password"}
 	if change != nil {
 		change(b)
 	}
 	return b, &node.Backups{
-		ObjectStore: backup.ObjectStore{Endpoint: "https://s3.example.com:9000", Bucket: "b", AccessKey: "id", SecretKey: "key"}, Password: "long enough password",
+		ObjectStore: backup.ObjectStore{Endpoint: "https://s3.example.com:9000", Bucket: "disks", AccessKey: "id", SecretKey: "key"}, Password: "long enough password",
 	}
 }
 
@@ -64,6 +64,8 @@ func TestInvalidSettingsOfBackupsAreRefusedWithoutSecrets(t *testing.T) {
 		{func(b *Backups) { b.Endpoint = "http://[hush" }, "invalid endpoint"},
 		{func(b *Backups) { b.Bucket = "" }, "bucket is missing"},
 		{func(b *Backups) { b.Bucket = "a/b" }, `bucket is "a/b"`},
+		{func(b *Backups) { b.Bucket = "b" }, `bucket is "b"; a bucket's name has 3 to 63 letters`},
+		{func(b *Backups) { b.Bucket = "-backups" }, `bucket is "-backups"; a bucket's name has`},
 		{func(b *Backups) { b.Prefix = "/doze/" }, `prefix is "/doze/"`},
 		{func(b *Backups) { b.AccessKey = "" }, "access_key is missing"},
 		{func(b *Backups) { b.SecretKey = "" }, "secret_key is missing"},
@@ -119,12 +121,12 @@ func TestArchiveAfterRequiresAnObjectStore(t *testing.T) {
 
 func TestBucketsAreConfigured(t *testing.T) {
 	t.Setenv("TEST_KEY", "key{of}env")
-	store := ObjectStore{Endpoint: "http://127.0.0.1:9000/", Bucket: "b", AccessKey: "id", SecretKey: "{env.TEST_KEY}"}
+	store := ObjectStore{Endpoint: "http://127.0.0.1:9000/", Bucket: "disks", AccessKey: "id", SecretKey: "{env.TEST_KEY}"}
 	a := &App{Buckets: map[string]*Bucket{"data": {store, true}, "scratch.1": {store, false}}}
 	a.Buckets["data"].Prefix = "public"
 	got, err := a.bucketSettings()
 	testkit.NoError(t, "bucketSettings", err)
-	want := bucket.Bucket{Endpoint: "http://127.0.0.1:9000", Bucket: "b", AccessKey: "id", SecretKey: "key{of}env"}
+	want := bucket.Bucket{Endpoint: "http://127.0.0.1:9000", Bucket: "disks", AccessKey: "id", SecretKey: "key{of}env"}
 	if got["scratch.1"] != want {
 		t.Errorf("got %+v", got["scratch.1"])
 	}

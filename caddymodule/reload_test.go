@@ -151,8 +151,8 @@ func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
 		}
 		s.mustServe()
 	}
-	err = s.load("backups {\n\tendpoint http://127.0.0.1:9\n\tbucket b\n\taccess_key id\n\tsecret_key hush\n\tpassword hush-hush-hush\n}\nsleep_after 9m", "")
-	if want := `backups cannot change from "none" to "http://127.0.0.1:9/b/"`; err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hush") {
+	err = s.load("backups {\n\tendpoint http://127.0.0.1:9\n\tbucket disks\n\taccess_key id\n\tsecret_key hush\n\tpassword hush-hush-hush\n}\nsleep_after 9m", "")
+	if want := `backups cannot change from "none" to "http://127.0.0.1:9/disks/"`; err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hush") {
 		t.Errorf("an object store: the reload gave %v, want %s", err, want)
 	}
 	s.mustServe()

@@ -357,7 +357,7 @@ api.doze.localhost {
 		return "egress {\n\trule r {\n\thosts a.example\n\tpolicy " + policy + "\n}\n}"
 	}
 	backups := func(password string) string {
-		return "backups {\n\tendpoint http://127.0.0.1:9000\n\tbucket b\n\taccess_key id\n\tsecret_key key\n\tpassword \"" + password + "\"\n}"
+		return "backups {\n\tendpoint http://127.0.0.1:9000\n\tbucket disks\n\taccess_key id\n\tsecret_key key\n\tpassword \"" + password + "\"\n}"
 	}
 	for _, tt := range []struct{ name, options, says string }{
 		{"a good one", "", "Valid configuration\n"},
