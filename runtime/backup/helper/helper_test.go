@@ -230,6 +230,39 @@ func TestRestoredDiskIsTheSame(t *testing.T) {
 	}
 }
 
+func TestRestoreLeavesNoContentInTheCache(t *testing.T) {
+	r := newRig(t)
+	layers, below := makeDisk(t)
+	r.backUp("first", layers, below)
+	opened, err := r.open(wire.Request{Operation: wire.List})
+	testkit.NoError(t, "open", err)
+	manifests, err := opened.find(testkit.Context(t), map[string]string{backupTag: "first"})
+	testkit.NoError(t, "find the backup", err)
+	w := writer{ctx: testkit.Context(t), source: opened, details: map[string]*detail{}}
+	entries, err := w.entries(manifests[0].RootEntry)
+	testkit.NoError(t, "read the root", err)
+	for _, e := range entries {
+		if e.Name == detailsName {
+			testkit.NoError(t, "read a file", w.readDetails(e))
+		}
+	}
+	if len(r.contents()) == 0 {
+		t.Fatal("Kopia caches the content of files in another folder")
+	}
+	_, _, err = r.restore("first")
+	testkit.NoError(t, "restore", err)
+	if left := r.contents(); len(left) > 0 {
+		t.Errorf("the cache has %q", left)
+	}
+}
+
+// contents returns the content of files that the cache has.
+func (r *rig) contents() []string {
+	files, err := filepath.Glob(filepath.Join(cacheFolder(wire.Request{Cache: r.cache}), "contents", "*"))
+	testkit.NoError(r, "read the cache", err)
+	return files
+}
+
 func TestSecondBackupStoresOnlyChanges(t *testing.T) {
 	r := newRig(t)
 	layers, below := makeDisk(t)

@@ -48,6 +48,7 @@ const (
 // repository is an open Kopia repository.
 type repository struct {
 	store *store
+	cache string // folder
 	repo.DirectRepository
 }
 
@@ -73,7 +74,7 @@ func open(ctx context.Context, request wire.Request) (*repository, error) {
 func openIn(ctx context.Context, s *store, request wire.Request) (*repository, error) {
 	s.ctx = ctx
 	connected.Store(s)
-	r := &repository{store: s}
+	r := &repository{store: s, cache: cacheFolder(request)}
 	if _, err := s.GetMetadata(ctx, formatBlob); errors.Is(err, blob.ErrBlobNotFound) {
 		if request.Operation != wire.Create {
 			return r, nil
@@ -147,12 +148,16 @@ func cacheOf(s wire.Store) string {
 	return "cache-" + hex.EncodeToString(sum[:8])
 }
 
+func cacheFolder(request wire.Request) string {
+	return filepath.Join(request.Cache, cacheOf(request.Store))
+}
+
 // configure writes the configuration file of the repository, and returns its path.
 func configure(request wire.Request) (string, error) {
 	config := repo.LocalConfig{
 		Storage: &blob.ConnectionInfo{Type: storageType, Config: struct{}{}},
 		Caching: &content.CachingOptions{
-			CacheDirectory: filepath.Join(request.Cache, cacheOf(request.Store)), ContentCacheSizeBytes: contentCache, MetadataCacheSizeBytes: metadataCache,
+			CacheDirectory: cacheFolder(request), ContentCacheSizeBytes: contentCache, MetadataCacheSizeBytes: metadataCache,
 		},
 		ClientOptions: repo.ClientOptions{Hostname: "node-" + request.Node, Username: "doze", FormatBlobCacheDuration: -1},
 	}
@@ -180,6 +185,12 @@ func (r *repository) close() {
 	if r.DirectRepository != nil {
 		_ = r.Close(context.Background()) // all writes are flushed
 	}
+}
+
+// discardContents removes what Kopia has cached of the content of files. No other restore is likely to need it, and the sync
+// that makes a restored disk durable would write it to the disk, too. A restore that runs at the same time receives it again.
+func (r *repository) discardContents() {
+	_ = os.RemoveAll(filepath.Join(r.cache, "contents")) // Kopia limits what stays
 }
 
 // explain replaces an error by the failure of the object store that caused it, if there is one. If a

@@ -36,6 +36,7 @@ const (
 
 // restore creates the folder request.Target with the disk of a backup.
 func (r *repository) restore(ctx context.Context, request wire.Request, node *peer) (wire.Result, error) {
+	defer r.discardContents()
 	manifests, err := r.find(ctx, map[string]string{backupTag: request.IDs[0]})
 	if err != nil {
 		return wire.Result{}, err
