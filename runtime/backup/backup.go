@@ -1,6 +1,6 @@
 // Package backup implements sandbox.Backups with a Kopia repository in an S3 bucket.
 //
-// The files of a snapshot belong to user ids that only Podman's user namespace has. Therefore each
+// The files of a sandbox belong to user ids that only Podman's user namespace has. Therefore each
 // operation runs in a process in that namespace, the backup helper (command doze-backup), which
 // ends with the operation.
 package backup

@@ -89,8 +89,14 @@ func (p *process) run(ctx context.Context, request wire.Request) (wire.Result, e
 	result, err := p.read(ctx)
 	in.Close()
 	_, _ = io.Copy(io.Discard, out) // until the helper exits
-	if failed := p.cmd.Wait(); errors.Is(err, errNoMessage) {
-		err = fmt.Errorf("the backup helper ended without a result: %v: %s", errors.Join(failed, werr), &p.message)
+	failed := p.cmd.Wait()
+	if errors.Is(err, errNoMessage) {
+		ended := fmt.Errorf("the backup helper ended without a result: %v: %s", errors.Join(failed, werr), &p.message)
+		if err == errNoMessage {
+			err = ended
+		} else { // the programs of the sandbox may not continue
+			err = errors.Join(ended, err)
+		}
 	}
 	if err != nil {
 		if ctx.Err() != nil {

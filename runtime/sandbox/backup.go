@@ -49,7 +49,7 @@ type BackupProgress struct {
 	Done, Total DiskUsage
 }
 
-// Backups stores snapshots in an object store. All methods are safe for concurrent use. Errors of the
+// Backups stores disks of sandboxes in an object store. All methods are safe for concurrent use. Errors of the
 // object store are *ObjectStoreError.
 type Backups interface {
 	// Create stores a snapshot without its image, and returns b with Usage, Stored, Layers and Duration, the
@@ -148,7 +148,7 @@ type BackupRequest struct {
 }
 
 // Backup stores the disk of a sandbox in any state in the object store, and returns the record. It
-// never wakes the sandbox. Running programs stop as for a snapshot. progress may be nil, and is not
+// never wakes the sandbox. Running programs stop while the last changes are copied. progress may be nil, and is not
 // called after Backup returns. If ctx ends first, the backup continues. After an error, the next backup
 // sends only the content that this one has not sent.
 //
@@ -231,6 +231,9 @@ func (b *liveSandbox) backUp(ctx context.Context, part BackupSelection, progress
 // backUpRunning stores the disk of a sandbox with a container in the object store. It returns ErrNeedsSnapshot if the
 // sandbox gets another disk, or stops.
 func (b *liveSandbox) backUpRunning(ctx context.Context, backup Backup, progress func(BackupProgress)) (Backup, error) {
+	if err := b.m.CheckSpace(); err != nil { // the files that change are copied
+		return Backup{}, err
+	}
 	if base, ok := b.pinBase(); ok {
 		defer b.m.unpinSnapshot(base)
 	}

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"os"
 	"path"
+	"sync"
 	"sync/atomic"
 
 	"github.com/kopia/kopia/repo/object"
@@ -18,8 +18,8 @@ import (
 
 // captured is a folder of a disk as it was while programs did not run.
 type captured struct {
-	stat       unix.Stat_t
-	attributes map[string][]byte
+	stat       unix.Stat_t       // of the root
+	attributes map[string][]byte // of the root
 	hides      bool
 	entries    []*tree.Entry
 	held       map[*tree.Entry]*held
@@ -42,7 +42,7 @@ func (u *uploader) captureStopped(request wire.Request, done *uploads) (_ *captu
 		return nil, err
 	}
 	defer disk.Close()
-	p, err := newPack(request.Cache)
+	p, err := newPack(request.Cache, maxCapturedBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -51,8 +51,16 @@ func (u *uploader) captureStopped(request wire.Request, done *uploads) (_ *captu
 			p.file.Close()
 		}
 	}()
-	c := capturer{uploader: u, done: done, pack: p}
-	return c.folder(disk, 0)
+	c := capturer{uploader: u, done: done, pack: p, linked: map[inode]func() (stored, error){}}
+	root, err := c.folder(disk, 0)
+	if err != nil {
+		return nil, err
+	}
+	if root.stat, err = disk.Stat(); err != nil {
+		return nil, err
+	}
+	root.attributes, err = disk.RootAttributes()
+	return root, err
 }
 
 // capturer captures the folders of one disk.
@@ -62,6 +70,9 @@ type capturer struct {
 	pack    *pack
 	entries atomic.Int64
 	details atomic.Int64 // bytes of extended attributes, targets and extents
+
+	linking sync.Mutex
+	linked  map[inode]func() (stored, error) // capture files with several hard links once each
 }
 
 // hold counts details, which are in memory.
@@ -86,12 +97,6 @@ func (c *capturer) folder(f *selected, depth int) (*captured, error) {
 	}
 	into := &captured{hides: f.Opaque(), pack: c.pack}
 	var err error
-	if into.stat, err = f.Stat(); err != nil {
-		return nil, err
-	}
-	if into.attributes, err = f.RootAttributes(); err != nil {
-		return nil, err
-	}
 	if into.entries, err = entriesOf(f); err != nil {
 		return nil, err
 	}
@@ -142,17 +147,33 @@ func (c *capturer) entry(f *selected, e *tree.Entry, h *held, depth int) (err er
 		}
 		return c.hold(at, len(h.target))
 	case unix.S_IFREG:
-		c.done.mu.Lock()
-		uploaded := c.done.files[inodeOf(e)]
-		c.done.mu.Unlock()
-		if uploaded.current(&e.Stat) {
-			h.content = uploaded.stored
-		} else if h.content, err = c.pack.add(f, e); err != nil {
+		if h.content, err = c.content(f, e); err != nil {
 			return fmt.Errorf("capture %q: %w", at, err)
 		}
 		return c.hold(at, extentSize*len(h.content.parts))
 	}
 	return nil
+}
+
+// content returns where the content of a file is, and captures it unless it has been uploaded.
+func (c *capturer) content(f *selected, e *tree.Entry) (stored, error) {
+	c.done.mu.Lock()
+	uploaded := c.done.files[inodeOf(e)]
+	c.done.mu.Unlock()
+	if uploaded.current(&e.Stat) {
+		return uploaded.stored, nil
+	}
+	if e.Stat.Nlink <= 1 {
+		return c.pack.add(f, e)
+	}
+	c.linking.Lock()
+	once := c.linked[inodeOf(e)]
+	if once == nil {
+		once = sync.OnceValues(func() (stored, error) { return c.pack.add(f, e) })
+		c.linked[inodeOf(e)] = once
+	}
+	c.linking.Unlock()
+	return once()
 }
 
 // Stat, RootAttributes, Opaque, opaque, Entries, Attributes, Readlink, extents, upload, inner and Close implement source.
@@ -191,49 +212,6 @@ func (c *captured) Close() { c.pack.file.Close() }
 type inner struct{ *captured }
 
 func (inner) Close() {}
-
-// pack is a temporary file with the contents of captured files, one after the other.
-type pack struct {
-	file *os.File // has no name
-	end  atomic.Int64
-}
-
-// newPack returns an empty pack, whose file is in folder. The caller closes the file.
-func newPack(folder string) (*pack, error) {
-	file, err := os.CreateTemp(folder, "capture-*")
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Remove(file.Name()); err != nil {
-		file.Close()
-		return nil, err
-	}
-	return &pack{file: file}, nil
-}
-
-// add adds the content of a file, without its holes. It is safe for concurrent use.
-func (p *pack) add(f *selected, e *tree.Entry) (stored, error) {
-	file, err := f.Open(e)
-	if err != nil {
-		return stored{}, err
-	}
-	defer file.Close()
-	s := stored{length: e.Stat.Size}
-	content := io.Reader(io.NewSectionReader(file, 0, s.length))
-	extents, holes, err := extentsOf(file, &e.Stat)
-	if err != nil {
-		return stored{}, err
-	}
-	if holes {
-		content, s.length, s.parts, s.holes = readExtents(file, extents), contentLength(extents), extents, true
-	}
-	s.at = p.end.Add(s.length) - s.length
-	n, err := io.Copy(io.NewOffsetWriter(p.file, s.at), content)
-	if err == nil && n != s.length {
-		err = io.ErrUnexpectedEOF
-	}
-	return s, err
-}
 
 var (
 	_ source = (*selected)(nil)

@@ -37,6 +37,7 @@ const (
 
 // source is a folder of the disk to back up: selected, or captured. Its methods are safe for concurrent use until Close.
 type source interface {
+	// Stat and RootAttributes describe the root of the disk.
 	Stat() (unix.Stat_t, error)
 	RootAttributes() (map[string][]byte, error)
 	// Opaque reports whether the folder hides the image's folder, and opaque whether a folder in it hides
@@ -114,6 +115,9 @@ func (u *uploader) disk(request wire.Request, node *peer) (*snapshot.DirEntry, w
 	scan := scanner{ctx: u.ctx, links: map[inode]string{}}
 	if err := scan.run(disk); err != nil {
 		return nil, wire.Usage{}, err
+	}
+	if s, ok := disk.(*selected); ok {
+		s.of.matching.Store(0)
 	}
 	u.progress.expect(scan.usage)
 	u.links = scan.links
@@ -260,11 +264,11 @@ func (u *uploader) entry(f source, e *tree.Entry, at string) (*snapshot.DirEntry
 	return nil, nil
 }
 
-// file writes the content of an open file without its holes, and returns the id and the length of the object.
-func (u *uploader) file(file *os.File, st *unix.Stat_t) (stored, error) {
+// file writes the content of an open file of the folder f without its holes, and returns where it is.
+func (u *uploader) file(f *selected, file *os.File, st *unix.Stat_t) (stored, error) {
 	content := io.Reader(io.NewSectionReader(file, 0, st.Size))
 	s := stored{length: st.Size}
-	extents, holes, err := extentsOf(file, st)
+	extents, holes, err := f.extentsOf(file, st)
 	if err != nil {
 		return stored{}, err
 	}
@@ -274,14 +278,6 @@ func (u *uploader) file(file *os.File, st *unix.Stat_t) (stored, error) {
 	}
 	s.object, err = u.object(&counted{content, u.progress}, s.length)
 	return s, err
-}
-
-// extentsOf returns the extents of an open file, and whether it has holes.
-func extentsOf(file *os.File, st *unix.Stat_t) (extents []tree.Extent, holes bool, err error) {
-	if st.Blocks*512 >= st.Size {
-		return nil, false, nil
-	}
-	return tree.Extents(file, st.Size)
 }
 
 // readExtents reads the extents of a file, one after the other.

@@ -1,5 +1,5 @@
-// Package helper is the backup helper, a process in Podman's user namespace that stores the files of
-// snapshots in a Kopia repository (https://kopia.io/docs/advanced/architecture/). See package backup.
+// Package helper is the backup helper, a process in Podman's user namespace that stores the disks of
+// sandboxes in a Kopia repository (https://kopia.io/docs/advanced/architecture/). See package backup.
 package helper
 
 import (

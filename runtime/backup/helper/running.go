@@ -31,6 +31,8 @@ const (
 	// targets and extents. maxDetails limits these.
 	maxCaptured = 500_000
 	extentSize  = 16
+	// maxCapturedBytes limits the content that is captured, for which programs stop.
+	maxCapturedBytes = 1 << 30
 )
 
 // needsSnapshot returns the error for the disk of running programs that cannot be captured.
@@ -86,6 +88,7 @@ type uploads struct {
 // capture uploads the disk of running programs, asks the node to stop them, and captures the disk.
 func (u *uploader) capture(request wire.Request, node *peer) (*captured, error) {
 	done := &uploads{files: map[inode]*upload{}}
+	var left int64
 	for n := range maxPasses {
 		if n > 0 {
 			select {
@@ -94,13 +97,16 @@ func (u *uploader) capture(request wire.Request, node *peer) (*captured, error) 
 				return nil, u.ctx.Err()
 			}
 		}
-		left, err := u.pass(request, done)
-		if err != nil {
+		var err error
+		if left, err = u.pass(request, done); err != nil {
 			return nil, err
 		}
 		if left <= enoughCaptured {
 			break
 		}
+	}
+	if left > maxCapturedBytes { // before programs stop
+		return nil, needsSnapshot(fmt.Sprintf("programs change files of more than %d MiB at a time", maxCapturedBytes>>20))
 	}
 	if err := node.stopPrograms(u.ctx); err != nil {
 		return nil, err
@@ -239,7 +245,7 @@ func (u *uploader) changing(f *selected, e *tree.Entry) (stored, error) {
 	if st.Ino != e.Stat.Ino || st.Ctim != e.Stat.Ctim || st.Size != e.Stat.Size {
 		return stored{}, nil
 	}
-	s, err := u.file(file, &st)
+	s, err := u.file(f, file, &st)
 	if errors.Is(err, io.ErrUnexpectedEOF) { // the file has become shorter
 		return stored{}, nil
 	}

@@ -301,6 +301,80 @@ func TestDetailsOfARunningSandboxAreLimited(t *testing.T) {
 	}
 }
 
+// linkedFile creates a file with a size and a second link in a folder.
+func linkedFile(t *testing.T, folder string, size int64) {
+	t.Helper()
+	file := filepath.Join(folder, "file")
+	testkit.NoError(t, "write", os.WriteFile(file, bytes.Repeat([]byte("x"), int(size)), 0o600))
+	testkit.NoError(t, "link", os.Link(file, filepath.Join(folder, "link")))
+}
+
+// capture captures a folder of stopped programs, of which nothing has been uploaded.
+func capture(t *testing.T, folder string, limit int64) (*pack, error) {
+	t.Helper()
+	disk, err := openSelected(wire.Request{Layers: []string{folder}})
+	testkit.NoError(t, "open", err)
+	t.Cleanup(disk.Close)
+	p, err := newPack(t.TempDir(), limit)
+	testkit.NoError(t, "open", err)
+	t.Cleanup(func() { p.file.Close() })
+	u := &uploader{ctx: testkit.Context(t), slots: make(chan struct{}, readers-1)}
+	c := capturer{uploader: u, done: &uploads{}, pack: p, linked: map[inode]func() (stored, error){}}
+	_, err = c.folder(disk, 0)
+	return p, err
+}
+
+func TestLinksAreCapturedOnce(t *testing.T) {
+	const size = 1 << 20
+	top := t.TempDir()
+	linkedFile(t, top, size)
+	p, err := capture(t, top, 2*size)
+	testkit.NoError(t, "capture", err)
+	if got := p.end.Load(); got != size {
+		t.Errorf("%d bytes were captured of a file with %d", got, size)
+	}
+}
+
+func TestCapturedBytesAreLimited(t *testing.T) {
+	const size = 1 << 20
+	top := t.TempDir()
+	linkedFile(t, top, size)
+	p, err := capture(t, top, size-1)
+	if describe(err).Code != wire.NeedsSnapshot {
+		t.Errorf("more than the limit: %v", err)
+	}
+	if st, err := p.file.Stat(); err != nil || st.Size() > 0 {
+		t.Errorf("%d bytes were written, %v", st.Size(), err)
+	}
+}
+
+// TestFileWithTooManyHolesIsRefused: its zeros would be read, because there are more extents than are recorded.
+func TestFileWithTooManyHolesIsRefused(t *testing.T) {
+	r := newRig(t)
+	top := t.TempDir()
+	file, err := os.Create(filepath.Join(top, "sparse"))
+	testkit.NoError(t, "create", err)
+	defer file.Close()
+	const extents = 1<<16 + 1 // one more than tree.Extents returns
+	for i := range int64(extents) {
+		if _, err := file.WriteAt([]byte{1}, i*3*4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testkit.NoError(t, "grow", file.Truncate(10<<40))
+	testkit.NoError(t, "sync", file.Sync()) // extents of pages that are not written may be merged
+	request := wire.Request{Layers: []string{top}}
+	if _, err := r.backUpPart("first", request); describe(err).Code != wire.Unsupported {
+		t.Errorf("of stopped programs: %v", err)
+	}
+	if _, err := r.backUpRunning("second", request, programs{ignore, ignore}); describe(err).Code != wire.Unsupported {
+		t.Errorf("of running programs, while they run: %v", err)
+	}
+	if _, err := capture(t, top, maxCapturedBytes); describe(err).Code != wire.Unsupported {
+		t.Errorf("of running programs, while they are stopped: %v", err)
+	}
+}
+
 // TestMappedPageOfARunningSandboxIsStored changes a page that was changed before the backup began, which leaves the
 // file's times as they were if the page has not been written back.
 func TestMappedPageOfARunningSandboxIsStored(t *testing.T) {

@@ -155,9 +155,6 @@ func (s *scanner) entry(f source, e *tree.Entry, at string, depth int) (err erro
 // holes adds the extents of a file with holes to d. It subtracts the holes from s.usage, which includes them.
 func (s *scanner) holes(f source, e *tree.Entry, d *detail) error {
 	extents, holes, err := f.extents(e)
-	if err == nil && !holes && e.Stat.Size-e.Stat.Blocks*512 > maxZeros {
-		return unsupported(d.Path, "cannot be backed up: it has too many holes")
-	}
 	if err != nil || !holes {
 		return err
 	}

@@ -3,6 +3,7 @@ package helper
 import (
 	"cmp"
 	"fmt"
+	"os"
 	"path"
 	"slices"
 	"sync/atomic"
@@ -19,8 +20,8 @@ import (
 const (
 	gitFolder  = ".git"
 	ignoreFile = ".gitignore"
-	// maxMatching limits the time for matching the names of a disk against patterns, separately for the scan and
-	// for the upload. Matching a name against 100 patterns takes 10 µs.
+	// maxMatching limits the time for matching the names of a disk against patterns, separately for each pass, the capture, the scan
+	// and the upload. Matching a name against 100 patterns takes 10 µs.
 	maxMatching = 10 * time.Minute
 	// maxPatterns limits the patterns of all .gitignore files that apply to one folder. Large repositories have 500.
 	maxPatterns = 2000
@@ -171,7 +172,19 @@ func (f *selected) extents(e *tree.Entry) (extents []tree.Extent, holes bool, er
 		return nil, false, err
 	}
 	defer file.Close()
-	return extentsOf(file, &e.Stat)
+	return f.extentsOf(file, &e.Stat)
+}
+
+// extentsOf returns the extents of an open file of the folder, and whether it has holes.
+func (f *selected) extentsOf(file *os.File, st *unix.Stat_t) (extents []tree.Extent, holes bool, err error) {
+	if st.Blocks*512 >= st.Size {
+		return nil, false, nil
+	}
+	extents, holes, err = tree.Extents(file, st.Size)
+	if err == nil && !holes && st.Size-st.Blocks*512 > maxZeros {
+		return nil, false, unsupported("/"+path.Join(f.path, file.Name()), "cannot be backed up: it has too many holes")
+	}
+	return extents, holes, err
 }
 
 // upload writes the content of a file without its holes, and sets the size and object id of its entry.
@@ -181,7 +194,7 @@ func (f *selected) upload(u *uploader, e *tree.Entry, entry *snapshot.DirEntry) 
 		return err
 	}
 	defer file.Close()
-	s, err := u.file(file, &e.Stat)
+	s, err := u.file(f, file, &e.Stat)
 	if err != nil {
 		return fmt.Errorf("back up %q: %w", e.Name, err)
 	}

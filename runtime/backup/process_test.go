@@ -1,0 +1,29 @@
+package backup
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/backup/wire"
+	"github.com/doze-run/doze/testkit"
+)
+
+// TestFailedThawIsReported: the helper ends while the programs are stopped, and they cannot continue.
+func TestFailedThawIsReported(t *testing.T) {
+	thaw := errors.New("the cgroup does not thaw")
+	p := process{
+		cmd: exec.Command("sh", "-c", `echo '{"ready":true}'; read -r request; read -r order; echo 'out of memory' >&2; exit 1`),
+		stop: func(ctx context.Context, capture func(context.Context) error) (json.RawMessage, error) {
+			return nil, errors.Join(capture(ctx), thaw)
+		},
+	}
+	p.cmd.Stderr = &p.message
+	_, err := p.run(testkit.Context(t), wire.Request{Operation: wire.Create, Running: true})
+	if !errors.Is(err, thaw) || !strings.Contains(err.Error(), "out of memory") {
+		t.Errorf("got %v", err)
+	}
+}
