@@ -108,7 +108,8 @@ func TestShortDiskRefusesWhatNeedsSpace(t *testing.T) {
 		_, _, created := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "new"})
 		_, snapshot := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{})
 		_, forked := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 1})
-		for what, err := range map[string]error{"create": created, "snapshot": snapshot, "fork": forked, "check": n.Manager.CheckSpace(), "upload": n.Manager.CheckUpload()} {
+		_, backup := n.Manager.Backup(t.Context(), id, sandbox.BackupRequest{}, nil)
+		for what, err := range map[string]error{"create": created, "snapshot": snapshot, "fork": forked, "backup": backup, "check": n.Manager.CheckSpace(), "upload": n.Manager.CheckUpload()} {
 			if errors.Is(err, sandbox.ErrStoreFull) != want || want && !strings.Contains(err.Error(), "/disks had 2.0 GiB free; the reserve is 2.0 GiB") {
 				t.Errorf("%s: %v", what, err)
 			}
