@@ -259,19 +259,6 @@ func (c *Client) Download(ctx context.Context, b sandbox.Backup, snapshot sandbo
 	return sandbox.DiskUsage(result.Usage), nil
 }
 
-// Overlay implements sandbox.Backups.
-func (c *Client) Overlay(ctx context.Context, b sandbox.Backup, snapshot, below sandbox.SnapshotID) error {
-	err := c.cfg.Disks.Overlay(ctx, snapshot, below, b.Paths)
-	if errors.Is(err, disk.ErrNotFolder) {
-		return &sandbox.InvalidError{Field: "backup_id", Reason: "a folder of the backup is another kind of entry in the sandbox: " + err.Error(),
-			Want: "remove or rename that entry, or restore into another sandbox"}
-	}
-	if err != nil {
-		return fmt.Errorf("restore backup %s: %w", b.ID, err)
-	}
-	return nil
-}
-
 // List implements sandbox.Backups.
 func (c *Client) List(ctx context.Context, owner string) ([]sandbox.Backup, error) {
 	result, err := c.query(ctx, wire.Request{Operation: wire.List, Owner: owner})

@@ -130,10 +130,6 @@ func TestBackupsConform(t *testing.T) {
 			spec.ImageRef = image
 			return spec
 		}
-		system.DeleteFile = func(t testing.TB, id sandbox.ID, name string) {
-			t.Helper()
-			disktest.Unshare(t, id, `rm "$root/srv/$1"`, name)
-		}
 		system.MoreBackups = func(t testing.TB) sandbox.Backups {
 			cfg := configOf(t, r.node, r.s3)
 			cfg.Node = string(sandbox.NewID())

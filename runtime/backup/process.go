@@ -189,7 +189,7 @@ func failure(e *wire.Error) error {
 	case wire.NotFound:
 		return fmt.Errorf("%w: %w", sandbox.ErrBackupNotFound, e)
 	case wire.NoPath:
-		return &sandbox.InvalidError{Field: "paths", Reason: e.Message, Want: "name files and folders that exist in the sandbox"}
+		return sandbox.MissingPath("paths", e.Message)
 	case wire.Full:
 		return fmt.Errorf("%w: %w", sandbox.ErrStoreFull, e)
 	case wire.Limit:

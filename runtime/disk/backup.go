@@ -12,10 +12,6 @@ import (
 // ErrNoImage means that Podman's storage does not have the image that Adopt needs. Errors wrap it.
 var ErrNoImage = errors.New("image not found")
 
-// ErrNotFolder means that below has an entry that is not a folder where a folder contains one of the paths of Overlay.
-// Errors wrap it.
-var ErrNotFolder = errors.New("not a folder")
-
 // Layers describes the disk of a snapshot or of a container.
 type Layers struct {
 	// Folders of the layers above the image, highest first. Their files have the user ids of Podman's
@@ -40,7 +36,7 @@ func (c *Client) DiskLayers(ctx context.Context, id sandbox.ID) (Layers, error) 
 	return Layers{Folders: reply.Folders, Below: reply.ImageFolders, Image: reply.Image}, err
 }
 
-// Staging returns the path of the folder for the files of a new snapshot, for Adopt. The caller creates the
+// Staging returns the path of the folder for the files of a new snapshot, for Adopt and Overlay. The caller creates the
 // folder; its parent exists. Delete removes the folder.
 func (c *Client) Staging(ctx context.Context, snapshot sandbox.SnapshotID) (string, error) {
 	if _, err := c.helper(ctx); err != nil { // the helper creates the parent
@@ -61,15 +57,6 @@ type Image struct {
 // none. The snapshot is durable when Adopt returns.
 func (c *Client) Adopt(ctx context.Context, snapshot sandbox.SnapshotID, image Image) error {
 	_, err := c.callHelper(ctx, "Adopt", "", wire.Request{Snapshot: string(snapshot), Image: image.Layers, ImageName: image.Name, OtherLayers: image.OtherLayers})
-	return err
-}
-
-// Overlay converts the folder from Staging, which has entries only at the absolute paths, to a snapshot. The disk of
-// the new snapshot is the disk of the snapshot below, with the entries at these paths replaced. If below has an entry that
-// is not a folder where a folder contains one of the paths, Overlay returns ErrNotFolder. The snapshot is durable when
-// Overlay returns.
-func (c *Client) Overlay(ctx context.Context, snapshot, below sandbox.SnapshotID, paths []string) error {
-	_, err := c.callHelper(ctx, "Overlay", "", wire.Request{Snapshot: string(snapshot), Below: string(below), Paths: paths})
 	return err
 }
 

@@ -51,7 +51,7 @@ func TestCopyThatBeginsAfterItsCancellationIsCanceled(t *testing.T) {
 	c.current = h
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- c.Prefetch(ctx, sandbox.NewID(), "s") }()
+	go func() { ended <- c.Prefetch(ctx, sandbox.NewID(), "s", nil) }()
 	<-d.began
 	cancel()
 	if err := testkit.Receive(t, "the end of the copy", ended); !errors.Is(err, context.Canceled) {

@@ -124,18 +124,18 @@ func (c *Client) syncStorage() error {
 }
 
 // Prefetch implements sandbox.Disks.
-func (c *Client) Prefetch(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
+func (c *Client) Prefetch(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID, paths []string) error {
 	if err := c.copies.Acquire(ctx, 1); err != nil {
 		return err
 	}
 	defer c.copies.Release(1)
-	_, err := c.call(ctx, "Prefetch", id, snapshot)
+	_, err := c.callHelper(ctx, "Prefetch", id, wire.Request{Snapshot: string(snapshot), Paths: paths})
 	return err
 }
 
 // Capture implements sandbox.Disks.
-func (c *Client) Capture(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) (sandbox.DiskUsage, error) {
-	reply, err := c.call(ctx, "Capture", id, snapshot)
+func (c *Client) Capture(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID, paths []string) (sandbox.DiskUsage, error) {
+	reply, err := c.callHelper(ctx, "Capture", id, wire.Request{Snapshot: string(snapshot), Paths: paths})
 	return sandbox.DiskUsage(reply.Usage), err
 }
 
@@ -148,6 +148,22 @@ func (c *Client) Publish(ctx context.Context, id sandbox.ID, snapshot sandbox.Sn
 // Move implements sandbox.Disks.
 func (c *Client) Move(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
 	_, err := c.call(ctx, "Move", id, snapshot)
+	return err
+}
+
+// Stage implements sandbox.Disks.
+func (c *Client) Stage(ctx context.Context, from, snapshot sandbox.SnapshotID) (sandbox.DiskUsage, error) {
+	if err := c.copies.Acquire(ctx, 1); err != nil {
+		return sandbox.DiskUsage{}, err
+	}
+	defer c.copies.Release(1)
+	reply, err := c.callHelper(ctx, "Stage", "", wire.Request{Snapshot: string(snapshot), From: string(from)})
+	return sandbox.DiskUsage(reply.Usage), err
+}
+
+// Overlay implements sandbox.Disks.
+func (c *Client) Overlay(ctx context.Context, snapshot, below sandbox.SnapshotID, paths []string) error {
+	_, err := c.callHelper(ctx, "Overlay", "", wire.Request{Snapshot: string(snapshot), Below: string(below), Paths: paths})
 	return err
 }
 
@@ -249,6 +265,8 @@ func (c *Client) callHelper(ctx context.Context, method string, id sandbox.ID, r
 		return reply, nil
 	case ctx.Err() != nil:
 		return reply, ctx.Err()
+	case reply.Code == wire.NoPath:
+		return reply, sandbox.MissingPath(fmt.Sprintf("paths[%d]", reply.Path), reply.Error)
 	default:
 		err = failure{reply}
 	}
@@ -312,7 +330,7 @@ func (f failure) Is(target error) bool {
 	case wire.NoImage:
 		return target == ErrNoImage
 	case wire.NotFolder:
-		return target == ErrNotFolder
+		return target == sandbox.ErrNotFolder
 	}
 	return false
 }

@@ -28,7 +28,7 @@ func TestMoveDiscardsThePrefetchedCopy(t *testing.T) {
 	if err := engine.Create(ctx, spec(t, id)); err != nil {
 		t.Fatal(err)
 	}
-	if err := disks.Prefetch(ctx, id, snapshot); err != nil {
+	if err := disks.Prefetch(ctx, id, snapshot, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := disks.Move(ctx, id, snapshot); err != nil {
@@ -156,7 +156,7 @@ func TestLongestChainOfSnapshots(t *testing.T) {
 	id := f.Create(last)
 	testkit.Diff(t, "files on the longest chain", f.Files(t, id), want)
 	flat := f.SnapshotID()
-	_, err := f.Disks.Capture(f.Ctx, id, flat)
+	_, err := f.Disks.Capture(f.Ctx, id, flat, nil)
 	f.Must(err)
 	f.Must(f.Disks.Publish(f.Ctx, id, flat, true))
 	testkit.Diff(t, "files of the flat snapshot", f.Files(t, f.Create(flat)), want)

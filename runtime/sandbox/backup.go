@@ -68,12 +68,8 @@ type Backups interface {
 	// *ImageMismatchError otherwise. If the disk is full, Restore returns ErrStoreFull (wrapped). After an
 	// error, Disks.Delete removes the incomplete snapshot.
 	Restore(ctx context.Context, b Backup, snapshot SnapshotID, anyImage bool, progress func(BackupProgress)) (DiskUsage, error)
-	// Download downloads a partial backup for Overlay. Errors are as for Restore, but the image is not needed.
+	// Download downloads a partial backup for Disks.Overlay. Errors are as for Restore, but the image is not needed.
 	Download(ctx context.Context, b Backup, snapshot SnapshotID, progress func(BackupProgress)) (DiskUsage, error)
-	// Overlay creates the snapshot for which Download has downloaded a partial backup. Its disk is the disk of the snapshot
-	// below, with b.Paths as in the backup. The snapshot is durable when Overlay returns. If below has an entry that is not a
-	// folder where the backup has a folder that contains one of the paths, Overlay returns *InvalidError.
-	Overlay(ctx context.Context, b Backup, snapshot, below SnapshotID) error
 	// List returns the backups of an owner, in any order.
 	List(ctx context.Context, owner string) ([]Backup, error)
 	// Delete deletes backups and ignores unknown ids. Maintenance removes content that no other backup has.
@@ -313,17 +309,12 @@ func (m *Manager) pruneBackups(ctx context.Context, b *liveSandbox, last Backup,
 	}
 	list, err := m.Backups(ctx, b.view.Load().Owner, b.id)
 	if err == nil {
-		list = slices.DeleteFunc(list, func(b Backup) bool { return b.ID == last.ID || !samePaths(b, last) || m.archives(b.ID) })
+		list = slices.DeleteFunc(list, func(b Backup) bool { return b.ID == last.ID || !samePaths(b.Paths, last.Paths) || m.archives(b.ID) })
 		err = m.deleteBackups(ctx, list[min(keep-1, len(list)):], ReasonRetention)
 	}
 	if err != nil {
 		m.log.Warn("failed to delete old backups, the next backup tries again", "sandbox", b.id, "error", err)
 	}
-}
-
-// samePaths reports whether two backups contain the same paths, in any order.
-func samePaths(a, b Backup) bool {
-	return slices.Equal(slices.Sorted(slices.Values(a.Paths)), slices.Sorted(slices.Values(b.Paths)))
 }
 
 // Backups returns the backups of an owner, newest first. If of is not empty, Backups returns only the backups
@@ -413,7 +404,7 @@ func (m *Manager) RestoreBackup(ctx context.Context, id ID, req RestoreBackupReq
 				return err
 			}
 			if backup.Partial() {
-				return b.restorePaths(ctx, backup, req.Force, progress)
+				return b.restorePaths(ctx, b.pathsOfBackup(backup, progress), req.Force)
 			}
 			s, err := b.download(ctx, backup, req.AnyImage, progress)
 			if err != nil {
@@ -451,7 +442,7 @@ func (b *liveSandbox) checkIdle(ctx context.Context, force bool) error {
 
 // download restores a backup as a temporary snapshot of the sandbox.
 func (b *liveSandbox) download(ctx context.Context, backup Backup, anyImage bool, progress func(BackupProgress)) (Snapshot, error) {
-	if err := b.m.checkFits(backup.Usage); err != nil {
+	if err := b.m.checkFits("backup", backup.Usage); err != nil {
 		return Snapshot{}, err
 	}
 	s, err := b.m.claimSnapshot(ctx, b, SnapshotRequest{temporary: true})
@@ -501,9 +492,9 @@ func (b *liveSandbox) downloadFailed(ctx context.Context, s Snapshot, err error)
 // blockSize is what an entry takes in addition to its content, at most, in most file systems.
 const blockSize = 4096
 
-// checkFits returns ErrStoreFull (wrapped) if restoring a disk of this size would leave less free space
+// checkFits returns ErrStoreFull (wrapped) if restoring a disk of this size from what is named would leave less free space
 // than the node's reserve on a file system of the sandboxes.
-func (m *Manager) checkFits(u DiskUsage) error {
+func (m *Manager) checkFits(what string, u DiskUsage) error {
 	spaces, err := m.deps.Disks.Space()
 	if err != nil {
 		return err
@@ -520,7 +511,7 @@ func (m *Manager) checkFits(u DiskUsage) error {
 		}
 		if short := m.config().shortage([]DiskSpace{with}, false); short != nil {
 			short.space = space
-			return fmt.Errorf("%w: the backup needs %s; %s", ErrStoreFull, short.growth(short.of(u)), short)
+			return fmt.Errorf("%w: the %s needs %s; %s", ErrStoreFull, what, short.growth(short.of(u)), short)
 		}
 	}
 	return nil

@@ -110,13 +110,13 @@ func (m *Manager) bases(id SnapshotID) bool {
 	return false
 }
 
-// prune deletes all but the newest keep of the sandbox's snapshots without a name; 0 deletes none.
-func (m *Manager) prune(ctx context.Context, id ID, keep int) {
+// prune deletes all but the newest keep of the sandbox's snapshots without a name that have these paths; 0 deletes none.
+func (m *Manager) prune(ctx context.Context, id ID, paths []string, keep int) {
 	if keep == 0 {
 		return
 	}
 	old := m.snapshots.where(func(s Snapshot) bool {
-		return s.Sandbox == id && s.Name == "" && s.Progress == snapshotDone && !s.Temporary
+		return s.Sandbox == id && s.Name == "" && s.Progress == snapshotDone && !s.Temporary && samePaths(s.Paths, paths)
 	})
 	slices.SortFunc(old, newestFirst)
 	m.expireSnapshots(ctx, old[min(keep, len(old)):])

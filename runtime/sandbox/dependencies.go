@@ -161,14 +161,26 @@ type Disks interface {
 	// with all that its programs have synced, and does not bring back a removed one.
 	Sync(ctx context.Context, id ID) error
 	// Prefetch copies the disk of a container whose programs run, so that Capture has less to
-	// do. The copy is not consistent yet.
-	Prefetch(ctx context.Context, id ID, snapshot SnapshotID) error
+	// do. The copy is not consistent yet. paths are as for Capture. If one of them does not exist, Prefetch returns
+	// *InvalidError.
+	Prefetch(ctx context.Context, id ID, snapshot SnapshotID, paths []string) error
 	// Capture copies what Prefetch has not, or what has changed since. The container does not
-	// run, or is frozen.
-	Capture(ctx context.Context, id ID, snapshot SnapshotID) (DiskUsage, error)
+	// run, or is frozen. If paths are given, which are valid and the same as for Prefetch, the snapshot is partial.
+	Capture(ctx context.Context, id ID, snapshot SnapshotID, paths []string) (DiskUsage, error)
 	// Publish makes what was captured a snapshot, which is on the disk when Publish returns. With flatten, the
-	// snapshot is based on the image only, and has the files of all snapshots on which the container is based.
+	// snapshot is based on the image only, and has the files of all snapshots on which the container is based. A
+	// partial snapshot is always based on the image. It has the merged files of the disk and the image at its paths, and
+	// the folders that contain them. If one of the paths does not exist, Publish returns *InvalidError. The caller must
+	// prevent the deletion of the snapshots that the container is based on until Publish returns.
 	Publish(ctx context.Context, id ID, snapshot SnapshotID, flatten bool) error
+	// Stage copies the files of a partial snapshot for Overlay. The caller must prevent the deletion of that snapshot until
+	// Stage returns. After an error, Delete removes the incomplete copy.
+	Stage(ctx context.Context, from, snapshot SnapshotID) (DiskUsage, error)
+	// Overlay creates the snapshot for which Stage or Backups.Download has prepared the files at paths. Its disk is the disk
+	// of the snapshot below, with these files instead of its own at the paths. The snapshot is durable when Overlay returns. If
+	// below has an entry that is not a folder where a folder contains one of the paths, Overlay returns ErrNotFolder
+	// (wrapped).
+	Overlay(ctx context.Context, snapshot, below SnapshotID, paths []string) error
 	// Move makes the disk of a container that does not run a snapshot, without a copy, which is
 	// on the disk when Move returns. The container is left an empty disk.
 	Move(ctx context.Context, id ID, snapshot SnapshotID) error

@@ -34,6 +34,8 @@ var (
 	ErrSnapshotInUse = errors.New("snapshot is in use")
 	// ErrUnexportable means that a container image cannot represent a file of the snapshot.
 	ErrUnexportable = errors.New("snapshot cannot be exported")
+	// ErrNotFolder is returned by Disks for a disk with an entry that is not a folder where it needs a folder.
+	ErrNotFolder = errors.New("not a folder")
 	// ErrClosed: the Manager is shutting down.
 	ErrClosed = errors.New("the node is shutting down")
 	// ErrNoContainer is returned by an Engine for a container it does not have.

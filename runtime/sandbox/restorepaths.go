@@ -3,21 +3,64 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
 
-// restorePaths replaces the paths of a partial backup on the disk. Its steps leave the disk unchanged until the last one,
-// which makes a new snapshot the base of the disk: the paths, as a layer above the present disk.
-func (b *liveSandbox) restorePaths(ctx context.Context, backup Backup, force bool, progress func(BackupProgress)) error {
-	if err := b.retrieve(ctx); err != nil {
-		return err
+// A pathsSource is a partial backup or a partial snapshot to restore.
+type pathsSource struct {
+	paths []string
+	usage DiskUsage
+	kind  string // "backup" or "snapshot"
+	event Event  // the beginning of the event of the restore
+	// fetch prepares the files for Disks.Overlay to create a snapshot.
+	fetch func(context.Context, SnapshotID) (DiskUsage, error)
+}
+
+// pathsOfBackup returns a partial backup as the source of a restore.
+func (b *liveSandbox) pathsOfBackup(backup Backup, progress func(BackupProgress)) pathsSource {
+	return pathsSource{
+		paths: backup.Paths, usage: backup.Usage, kind: "backup", event: Event{Backup: backup.ID},
+		fetch: func(ctx context.Context, to SnapshotID) (DiskUsage, error) {
+			return b.whileSpace(ctx, progress, func(ctx context.Context, progress func(BackupProgress)) (DiskUsage, error) {
+				return b.m.deps.Backups.Download(ctx, backup, to, progress)
+			})
+		},
 	}
-	s, err := b.downloadPaths(ctx, backup, progress)
+}
+
+// restorePartial replaces the paths of a partial snapshot on the disk.
+func (b *liveSandbox) restorePartial(ctx context.Context, of Snapshot, force bool) error {
+	ctx, cancel := context.WithTimeout(ctx, backupTimeout) // an archived disk is downloaded
+	defer cancel()
+	s, err := b.m.pinSnapshot(of.Owner, string(of.ID))
 	if err != nil {
 		return err
 	}
-	ran, err := b.replacePaths(ctx, backup, s, force)
+	defer b.m.unpinSnapshot(s.ID)
+	if err := b.checkIdle(ctx, force); err != nil { // before the copy
+		return err
+	}
+	return b.restorePaths(ctx, pathsSource{
+		paths: s.Paths, usage: s.Usage, kind: "snapshot", event: Event{Snapshot: s.ID},
+		fetch: func(ctx context.Context, to SnapshotID) (DiskUsage, error) {
+			return b.m.deps.Disks.Stage(ctx, s.ID, to)
+		},
+	}, force)
+}
+
+// restorePaths replaces the paths of a partial backup or snapshot on the disk. Its steps leave the disk unchanged until
+// the last one, which makes a new snapshot the base of the disk: the paths, as a layer above the present disk.
+func (b *liveSandbox) restorePaths(ctx context.Context, from pathsSource, force bool) error {
+	if err := b.retrieve(ctx); err != nil {
+		return err
+	}
+	s, err := b.fetchPaths(ctx, from)
+	if err != nil {
+		return err
+	}
+	ran, err := b.replacePaths(ctx, from, s, force)
 	if ran { // also after an error: the disk has its files
 		_, werr := b.m.Wake(ctx, b.id)
 		err = cmp.Or(err, werr)
@@ -25,27 +68,24 @@ func (b *liveSandbox) restorePaths(ctx context.Context, backup Backup, force boo
 	return err
 }
 
-// downloadPaths downloads a partial backup for a temporary snapshot, which replacePaths completes.
-func (b *liveSandbox) downloadPaths(ctx context.Context, backup Backup, progress func(BackupProgress)) (Snapshot, error) {
-	if err := b.m.checkFits(backup.Usage); err != nil {
+// fetchPaths begins a temporary snapshot with the files of a source, which replacePaths completes.
+func (b *liveSandbox) fetchPaths(ctx context.Context, from pathsSource) (Snapshot, error) {
+	if err := b.m.checkFits(from.kind, from.usage); err != nil {
 		return Snapshot{}, err
 	}
 	s, err := b.m.claimSnapshot(ctx, b, SnapshotRequest{temporary: true})
 	if err != nil {
 		return Snapshot{}, err
 	}
-	s.Usage, err = b.whileSpace(ctx, progress, func(ctx context.Context, progress func(BackupProgress)) (DiskUsage, error) {
-		return b.m.deps.Backups.Download(ctx, backup, s.ID, progress)
-	})
-	if err != nil {
+	if s.Usage, err = from.fetch(ctx, s.ID); err != nil {
 		return Snapshot{}, b.downloadFailed(ctx, s, err)
 	}
 	return s, nil
 }
 
-// replacePaths stops the sandbox, and bases its disk on the snapshot s that downloadPaths has begun. ran reports whether
+// replacePaths stops the sandbox, and bases its disk on the snapshot s that fetchPaths has begun. ran reports whether
 // the sandbox was running. After an error, s is deleted, and the disk is unchanged.
-func (b *liveSandbox) replacePaths(ctx context.Context, backup Backup, s Snapshot, force bool) (ran bool, err error) {
+func (b *liveSandbox) replacePaths(ctx context.Context, from pathsSource, s Snapshot, force bool) (ran bool, err error) {
 	start := time.Now()
 	if err := b.checkIdle(ctx, force); err != nil {
 		b.m.dropSnapshot(ctx, s)
@@ -65,7 +105,7 @@ func (b *liveSandbox) replacePaths(ctx context.Context, backup Backup, s Snapsho
 		b.m.dropSnapshot(ctx, s)
 		return false, err
 	}
-	if err := b.overlay(ctx, backup, &s); err != nil {
+	if err := b.overlay(ctx, from, &s); err != nil {
 		b.m.dropSnapshot(ctx, s)
 		return running, fullDisk(err)
 	}
@@ -77,15 +117,17 @@ func (b *liveSandbox) replacePaths(ctx context.Context, backup Backup, s Snapsho
 		b.m.deleteTemporary(ctx, s) // the sandbox keeps its files
 	}
 	if err == nil {
-		b.emit(Event{Type: EventRestored, Backup: backup.ID, Bytes: s.Usage.Bytes, DurationMS: milliseconds(time.Since(start))})
+		ev := from.event
+		ev.Type, ev.Bytes, ev.DurationMS = EventRestored, s.Usage.Bytes, milliseconds(time.Since(start))
+		b.emit(ev)
 		b.m.collectSoon()
 	}
 	return running, err
 }
 
-// overlay completes the snapshot s with the disk of the stopped sandbox below the downloaded paths. Needs the transition
+// overlay completes the snapshot s with the disk of the stopped sandbox below the fetched paths. Needs the transition
 // lock.
-func (b *liveSandbox) overlay(ctx context.Context, backup Backup, s *Snapshot) error {
+func (b *liveSandbox) overlay(ctx context.Context, from pathsSource, s *Snapshot) error {
 	below, err := b.diskSnapshot(ctx)
 	if err != nil {
 		return err
@@ -93,8 +135,13 @@ func (b *liveSandbox) overlay(ctx context.Context, backup Backup, s *Snapshot) e
 	if below.Temporary {
 		defer b.m.deleteTemporary(ctx, below) // disks that are based on it keep its files
 	}
-	if err := b.m.deps.Backups.Overlay(ctx, backup, s.ID, below.ID); err != nil {
-		return err
+	err = b.m.deps.Disks.Overlay(ctx, s.ID, below.ID, from.paths)
+	if errors.Is(err, ErrNotFolder) {
+		return &InvalidError{Field: from.kind + "_id", Reason: fmt.Sprintf("a folder of the %s is another kind of entry in the sandbox: %s", from.kind, err),
+			Want: "remove or rename that entry, or restore into another sandbox"}
+	}
+	if err != nil {
+		return fmt.Errorf("restore the paths of a %s: %w", from.kind, err)
 	}
 	done := *s
 	sb := b.sandbox()

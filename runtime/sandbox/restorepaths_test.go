@@ -78,7 +78,7 @@ func TestFailedRestoreOfPathsLeavesTheDisk(t *testing.T) {
 	failed := errors.New("it failed")
 	for operation, fail := range map[string]func(n *sandboxtest.Node) error{
 		"download": func(n *sandboxtest.Node) error { n.Backups.FailOnce("restore", failed); return failed },
-		"overlay":  func(n *sandboxtest.Node) error { n.Backups.FailOnce("overlay", failed); return failed },
+		"overlay":  func(n *sandboxtest.Node) error { n.Disks.FailOnce("overlay", failed); return failed },
 		"move":     func(n *sandboxtest.Node) error { n.Disks.FailOnce("move", failed); return failed },
 		"record": func(n *sandboxtest.Node) error {
 			var writes atomic.Int64 // the hook is called concurrently
@@ -119,14 +119,15 @@ func TestCrashDuringARestoreOfPathsLeavesTheDisk(t *testing.T) {
 			id := newDisk(t, n, "box")
 			b := backUpPaths(t, n, id, 0, "/srv/a")
 			n.Engine.Write(id, "a", "2")
-			release := n.Backups.Block(operation)
+			faults := map[string]*sandboxtest.Faults{"restore": &n.Backups.Faults, "overlay": &n.Disks.Faults}[operation]
+			release := faults.Block(operation)
 			defer release()
 			done := make(chan error, 1)
 			go func() {
 				_, err := n.Manager.RestoreBackup(context.WithoutCancel(t.Context()), id, sandbox.RestoreBackupRequest{Backup: b.ID}, nil)
 				done <- err
 			}()
-			n.Backups.AwaitBlocked(t, operation)
+			faults.AwaitBlocked(t, operation)
 			crash(t, n)
 			if err := testkit.Receive(t, "the end of the call", done); err == nil {
 				t.Error("the restore succeeded")
@@ -186,7 +187,7 @@ func TestInvalidSelectionsChangeNothing(t *testing.T) {
 	for want, part := range map[string]sandbox.BackupSelection{
 		`paths[0]: "srv" is not absolute; begin it with a slash, such as /srv/app`:                                                {Paths: []string{"srv"}},
 		`paths[0]: "" is not absolute; begin it with a slash, such as /srv/app`:                                                   {Paths: []string{""}},
-		`paths[0]: "/" is the whole disk; leave paths out to back up the whole disk`:                                              {Paths: []string{"/"}},
+		`paths[0]: "/" is the whole disk; leave paths out for the whole disk`:                                                     {Paths: []string{"/"}},
 		`paths[0]: "/srv/" is not a clean path; use "/srv"`:                                                                       {Paths: []string{"/srv/"}},
 		`paths[1]: "/srv/../etc" is not a clean path; use "/etc"`:                                                                 {Paths: []string{"/srv", "/srv/../etc"}},
 		`paths[0]: "/proc/1" is not on the disk; use a path outside of /proc, /sys, /dev, /.doze`:                                 {Paths: []string{"/proc/1"}},

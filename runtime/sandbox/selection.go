@@ -23,12 +23,13 @@ type BackupSelection struct {
 }
 
 const (
-	// Limits of a BackupSelection, lengths in bytes. The object store has the selection of each backup, and a list of an
-	// owner's 10,000 backups has them all.
-	maxBackupPaths     = 100
-	maxBackupPath      = 4096
-	maxBackupExcludes  = 100
-	maxBackupSelection = 32 << 10 // all paths and patterns together
+	// Limits of the paths of a backup or a snapshot and of a BackupSelection, lengths in bytes. The object store has the
+	// selection of each backup, and a list of an owner's 10,000 backups has them all. The node has the paths of as many
+	// snapshots in memory.
+	maxPaths     = 100
+	maxPath      = 4096
+	maxExcludes  = 100
+	maxSelection = 32 << 10 // all paths and patterns together
 )
 
 // unselectable are the folders that are not on the disk.
@@ -38,31 +39,37 @@ var unselectable = []string{"/proc", "/sys", "/dev", "/.doze"}
 func (s BackupSelection) Partial() bool { return len(s.Paths) > 0 }
 
 func (s BackupSelection) validate() error {
-	if err := s.validatePaths(); err != nil {
+	if err := validatePaths(s.Paths); err != nil {
 		return err
 	}
 	if err := s.validateExcludes(); err != nil {
 		return err
 	}
+	return checkSelection("paths and excludes have", slices.Concat(s.Paths, s.Excludes))
+}
+
+// checkSelection checks the total length of texts.
+func checkSelection(have string, texts []string) error {
 	total := 0
-	for _, text := range slices.Concat(s.Paths, s.Excludes) {
+	for _, text := range texts {
 		total += len(text)
 	}
-	if total > maxBackupSelection {
-		return &InvalidError{Field: "paths", Reason: fmt.Sprintf("paths and excludes have %d bytes", total), Want: fmt.Sprintf("at most %d bytes are allowed; name the folders that contain them", maxBackupSelection)}
+	if total > maxSelection {
+		return &InvalidError{Field: "paths", Reason: fmt.Sprintf("%s %d bytes", have, total), Want: fmt.Sprintf("at most %d bytes are allowed; name the folders that contain them", maxSelection)}
 	}
 	return nil
 }
 
-func (s BackupSelection) validatePaths() error {
-	if len(s.Paths) > maxBackupPaths {
-		return &InvalidError{Field: "paths", Reason: fmt.Sprintf("has %d paths", len(s.Paths)), Want: fmt.Sprintf("at most %d are allowed; name the folders that contain them", maxBackupPaths)}
+// validatePaths checks the paths of a partial backup or snapshot, except their total length.
+func validatePaths(paths []string) error {
+	if len(paths) > maxPaths {
+		return &InvalidError{Field: "paths", Reason: fmt.Sprintf("has %d paths", len(paths)), Want: fmt.Sprintf("at most %d are allowed; name the folders that contain them", maxPaths)}
 	}
-	for i, p := range s.Paths {
-		if reason, want := checkBackupPath(p); reason != "" {
+	for i, p := range paths {
+		if reason, want := checkPath(p); reason != "" {
 			return &InvalidError{Field: fmt.Sprintf("paths[%d]", i), Reason: fmt.Sprintf("%q %s", clip(p), reason), Want: want}
 		}
-		for _, other := range s.Paths[:i] {
+		for _, other := range paths[:i] {
 			if within(p, other) || within(other, p) {
 				return &InvalidError{Field: fmt.Sprintf("paths[%d]", i), Reason: fmt.Sprintf("%q and %q overlap", clip(p), clip(other)), Want: "name only the outer one"}
 			}
@@ -71,15 +78,25 @@ func (s BackupSelection) validatePaths() error {
 	return nil
 }
 
-// checkBackupPath returns what is wrong with a path, and the remedy.
-func checkBackupPath(p string) (reason, want string) {
+// MissingPath returns the error for a path that a disk does not have. The reason names the missing entry.
+func MissingPath(field, reason string) *InvalidError {
+	return &InvalidError{Field: field, Reason: reason, Want: "name files and folders that exist in the sandbox"}
+}
+
+// samePaths reports whether two backups or snapshots have the same paths, in any order.
+func samePaths(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+}
+
+// checkPath returns what is wrong with a path, and the remedy.
+func checkPath(p string) (reason, want string) {
 	switch {
-	case len(p) > maxBackupPath:
-		return fmt.Sprintf("has %d bytes", len(p)), fmt.Sprintf("use at most %d", maxBackupPath)
+	case len(p) > maxPath:
+		return fmt.Sprintf("has %d bytes", len(p)), fmt.Sprintf("use at most %d", maxPath)
 	case !path.IsAbs(p):
 		return "is not absolute", "begin it with a slash, such as /srv/app"
 	case p == "/":
-		return "is the whole disk", "leave paths out to back up the whole disk"
+		return "is the whole disk", "leave paths out for the whole disk"
 	case path.Clean(p) != p:
 		return "is not a clean path", fmt.Sprintf("use %q", clip(path.Clean(p)))
 	case strings.ContainsRune(p, 0) || !utf8.ValidString(p):
@@ -99,8 +116,8 @@ func within(p, folder string) bool {
 }
 
 func (s BackupSelection) validateExcludes() error {
-	if len(s.Excludes) > maxBackupExcludes {
-		return &InvalidError{Field: "excludes", Reason: fmt.Sprintf("has %d patterns", len(s.Excludes)), Want: fmt.Sprintf("at most %d are allowed", maxBackupExcludes)}
+	if len(s.Excludes) > maxExcludes {
+		return &InvalidError{Field: "excludes", Reason: fmt.Sprintf("has %d patterns", len(s.Excludes)), Want: fmt.Sprintf("at most %d are allowed", maxExcludes)}
 	}
 	for i, line := range s.Excludes {
 		reason, want := "", "use the syntax of .gitignore, such as node_modules/ or /var/cache/*"

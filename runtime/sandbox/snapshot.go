@@ -36,12 +36,18 @@ type Snapshot struct {
 	Frozen   Duration `json:"frozen,omitzero"`
 	// Origin has the settings of the sandbox, for new sandboxes.
 	Origin Sandbox `json:"origin"`
+	// Paths are absolute paths of files and folders. A snapshot with paths is partial: it has the merged files of the disk
+	// and the image at these paths, it is based on the image, and restoring it replaces a disk at these paths only.
+	Paths []string `json:"paths,omitempty"`
 
 	// Temporary snapshots are only for one operation of the node, which deletes them. They are not
 	// listed. The next start of the node, or their expiry, deletes the ones that are left.
 	Temporary bool             `json:"temporary,omitempty"`
 	Progress  SnapshotProgress `json:"progress,omitempty"`
 }
+
+// Partial reports whether the snapshot has only a part of the disk.
+func (s Snapshot) Partial() bool { return len(s.Paths) > 0 }
 
 // SnapshotProgress is a step in the life of a snapshot that clients do not see.
 type SnapshotProgress string
@@ -102,8 +108,10 @@ type SnapshotRequest struct {
 	Name string // empty: none
 	// MaxAge is after which time the node deletes it; 0: never.
 	MaxAge Duration
-	// RetainLast: of the sandbox's snapshots without a name, only the newest RetainLast stay; 0: all.
+	// RetainLast: of the sandbox's snapshots of the same paths without a name, only the newest RetainLast stay; 0: all.
 	RetainLast int
+	// Paths as in Snapshot; empty: the whole disk.
+	Paths []string
 
 	temporary bool
 }
@@ -113,6 +121,12 @@ func (r SnapshotRequest) validate() error {
 		if err := validateName(r.Name); err != nil {
 			return err
 		}
+	}
+	if err := validatePaths(r.Paths); err != nil {
+		return err
+	}
+	if err := checkSelection("paths have", r.Paths); err != nil {
+		return err
 	}
 	if r.RetainLast < 0 {
 		return &InvalidError{Field: "keep_last", Reason: "is negative", Want: "use 1 or more, or leave it out to keep all"}
@@ -143,7 +157,7 @@ func (m *Manager) CreateSnapshot(ctx context.Context, id ID, req SnapshotRequest
 			return err
 		}
 		b.emit(Event{Type: EventSnapshotted, Snapshot: s.ID, Bytes: s.Usage.Bytes, DurationMS: milliseconds(time.Duration(s.Duration))})
-		m.prune(ctx, id, req.RetainLast)
+		m.prune(ctx, id, req.Paths, req.RetainLast)
 		return nil
 	})
 	if err != nil {
@@ -179,7 +193,7 @@ func (m *Manager) claimSnapshot(ctx context.Context, b *liveSandbox, req Snapsho
 	}
 	sb := b.sandbox()
 	now := time.Now().UTC()
-	s := Snapshot{ID: SnapshotID(NewID()), Name: req.Name, Owner: sb.Owner, Sandbox: b.id, CreatedAt: now, Origin: sb.template(), Temporary: req.temporary, Progress: snapshotCopying}
+	s := Snapshot{ID: SnapshotID(NewID()), Name: req.Name, Owner: sb.Owner, Sandbox: b.id, CreatedAt: now, Origin: sb.template(), Paths: slices.Clone(req.Paths), Temporary: req.temporary, Progress: snapshotCopying}
 	switch {
 	case req.temporary: // in case its deletion fails
 		s.ExpiresAt = now.Add(temporaryAge)
@@ -217,13 +231,16 @@ func (b *liveSandbox) capture(ctx context.Context, s *Snapshot) error {
 	disks := b.m.deps.Disks
 	start := time.Now()
 	if b.state() == StateRunning {
-		if err := disks.Prefetch(ctx, b.id, s.ID); err != nil {
+		if err := disks.Prefetch(ctx, b.id, s.ID, s.Paths); err != nil {
 			return fullDisk(err)
 		}
 	}
-	how, err := b.captureLocked(ctx, s)
+	how, base, err := b.captureLocked(ctx, s)
 	if err != nil {
 		return fullDisk(err)
+	}
+	if base != "" {
+		defer b.m.unpinSnapshot(base)
 	}
 	return b.publish(ctx, s, how, start)
 }
@@ -232,8 +249,9 @@ func (b *liveSandbox) capture(ctx context.Context, s *Snapshot) error {
 type captured int
 
 const (
-	copied    captured = iota
-	copiedAll          // and the snapshot is to have the files of all snapshots below
+	copied     captured = iota
+	copiedAll           // and the snapshot is to have the files of all snapshots below
+	copiedPart          // and the snapshot is partial
 	moved
 )
 
@@ -245,6 +263,9 @@ func (b *liveSandbox) publish(ctx context.Context, s *Snapshot, how captured, st
 		}
 	}
 	done := *s
+	if how == copiedPart {
+		done.Usage = b.m.measurePart(ctx, s.ID)
+	}
 	done.Progress, done.Duration = snapshotDone, Duration(time.Since(start))
 	if err := b.m.putSnapshot(ctx, done); err != nil {
 		return err
@@ -253,14 +274,29 @@ func (b *liveSandbox) publish(ctx context.Context, s *Snapshot, how captured, st
 	return nil
 }
 
+// measurePart returns the usage of a partial snapshot, which has files of the layers below its capture. It returns zero if
+// the usage has to be measured later.
+func (m *Manager) measurePart(ctx context.Context, id SnapshotID) DiskUsage {
+	usage, err := m.deps.Disks.Measure(ctx, "", id)
+	if err != nil {
+		return DiskUsage{}
+	}
+	return usage
+}
+
 // captureLocked is the part of capture that needs the transition lock, which it holds. Unless it moved the disk, the
-// copy is to be published.
-func (b *liveSandbox) captureLocked(ctx context.Context, s *Snapshot) (how captured, err error) {
+// copy is to be published. base is the snapshot that the disk is based on, if any. Publishing needs its files while the
+// sandbox can get another disk, so captureLocked pins it, and the caller unpins it.
+func (b *liveSandbox) captureLocked(ctx context.Context, s *Snapshot) (how captured, base SnapshotID, err error) {
 	if err := b.lockUsable(ctx); err != nil {
-		return 0, err
+		return 0, "", err
 	}
 	defer b.unlockTransition()
-	return b.captureHeld(ctx, s)
+	if how, err = b.captureHeld(ctx, s); err != nil || how == moved {
+		return how, "", err
+	}
+	base, _ = b.pinBase()
+	return how, base, nil
 }
 
 // captureHeld is captureLocked for a caller that holds the transition lock.
@@ -281,14 +317,17 @@ func (b *liveSandbox) captureHeld(ctx context.Context, s *Snapshot) (how capture
 	if parent, ok := b.m.snapshots.get(sb.Snapshot); ok {
 		s.Depth = parent.Depth + 1
 	}
-	if s.Depth >= maxSnapshotDepth {
+	switch {
+	case s.Partial():
+		s.Parent, s.Depth, how = "", 1, copiedPart
+	case s.Depth >= maxSnapshotDepth:
 		s.Parent, s.Depth, how = "", 1, copiedAll
 	}
 	if sb.State == StateStopped && s.Depth <= maxMovedDepth && how == copied {
 		return moved, b.move(ctx, s)
 	}
 	s.Frozen, err = b.whileFrozen(ctx, func(ctx context.Context) (err error) {
-		s.Usage, err = b.m.deps.Disks.Capture(ctx, b.id, s.ID)
+		s.Usage, err = b.m.deps.Disks.Capture(ctx, b.id, s.ID, s.Paths)
 		return err
 	})
 	if how == copiedAll {
@@ -397,9 +436,12 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 // Restore replaces the disk of a sandbox by a snapshot of the same owner and returns the sandbox.
 // Its programs end; it keeps name, ports and rules. If it was running, it is woken again;
 // otherwise it is stopped. Without force it returns ErrBusy while a lease is held. When ctx ends
-// first, the restore and the wake go on.
+// first, the restore and the wake go on. A partial snapshot replaces only its paths, as a partial backup: see RestoreBackup.
 func (m *Manager) Restore(ctx context.Context, id ID, snapshot SnapshotID, force bool) (Sandbox, error) {
 	return m.on(id, func(b *liveSandbox) error {
+		if s, err := m.Snapshot(b.view.Load().Owner, string(snapshot)); err == nil && s.Partial() {
+			return m.do(ctx, func(ctx context.Context) error { return b.restorePartial(ctx, s, force) })
+		}
 		if !force {
 			if err := b.awaitSpares(ctx, modeRequested); err != nil {
 				return err

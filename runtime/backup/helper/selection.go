@@ -1,7 +1,7 @@
 package helper
 
 import (
-	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -119,25 +119,11 @@ func (f *selected) Entries() ([]*tree.Entry, error) {
 
 // named returns the entries of a folder that contains selected paths.
 func (f *selected) named() ([]*tree.Entry, error) {
-	var entries []*tree.Entry
-	for name, inner := range f.paths {
-		e, err := f.Entry(name)
-		if err != nil {
-			return nil, err
-		}
-		at := "/" + path.Join(f.path, name)
-		switch {
-		case e == nil:
-			return nil, &wire.Error{Code: wire.NoPath, Message: fmt.Sprintf("%q does not exist", at)}
-		case len(inner) > 0 && e.Kind() == unix.S_IFLNK:
-			return nil, &wire.Error{Code: wire.NoPath, Message: fmt.Sprintf("%q is a symbolic link, and not the folder of a path", at)}
-		case len(inner) > 0 && e.Kind() != unix.S_IFDIR:
-			return nil, &wire.Error{Code: wire.NoPath, Message: fmt.Sprintf("%q is not a folder", at)}
-		}
-		entries = append(entries, e)
+	entries, err := f.Named(f.paths, "/"+f.path)
+	if missing, ok := errors.AsType[*tree.PathError](err); ok {
+		return nil, &wire.Error{Code: wire.NoPath, Message: missing.Error()}
 	}
-	slices.SortFunc(entries, func(a, b *tree.Entry) int { return cmp.Compare(a.Name, b.Name) })
-	return entries, nil
+	return entries, err
 }
 
 // filters reports whether patterns apply to the entries of the folder.

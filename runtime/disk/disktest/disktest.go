@@ -117,6 +117,10 @@ func (n *Node) System() diskstest.System {
 			t.Helper()
 			unshare(t, id, content, `cat >"$root/srv/$1"`, name)
 		},
+		DeleteFile: func(t testing.TB, id sandbox.ID, name string) {
+			t.Helper()
+			Unshare(t, id, `rm "$root/srv/$1"`, name)
+		},
 		Files: func(t testing.TB, id sandbox.ID) map[string]string {
 			t.Helper()
 			files := map[string]string{}

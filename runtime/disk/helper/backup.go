@@ -49,13 +49,24 @@ func (d *Disks) DiskLayers(r wire.Request, reply *wire.Reply) error {
 
 // folders returns the folders of the layers of a snapshot or a container, and of its image, highest first.
 func (d *Disks) folders(top string) (own, image []string, err error) {
+	return d.foldersOf(top, func(layer *storage.Layer) bool { return d.isSnapshot(layer) || layer.ID == top }) // a container's own layer is the top
+}
+
+// foldersBelow is folders for the layers below a container.
+func (d *Disks) foldersBelow(container *storage.Layer) (own, image []string, err error) {
+	return d.foldersOf(container.Parent, d.isSnapshot)
+}
+
+// foldersOf returns the folders of a layer and the layers below it, highest first, in those for which isOwn returns true
+// and the rest.
+func (d *Disks) foldersOf(top string, isOwn func(*storage.Layer) bool) (own, image []string, err error) {
 	chain, err := d.chain(top)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, layer := range slices.Backward(chain) {
 		folder := filepath.Join(d.config.GraphRoot, d.config.Driver, layer.ID, "diff")
-		if d.isSnapshot(layer) || layer.ID == top { // a container's own layer is the top
+		if isOwn(layer) {
 			own = append(own, folder)
 		} else {
 			image = append(image, folder)
@@ -63,6 +74,9 @@ func (d *Disks) folders(top string) (own, image []string, err error) {
 	}
 	return own, image, nil
 }
+
+// shift is what is added to the ids of an image's entries to get the ids that containers have for them.
+func (d *Disks) shift() uint32 { return uint32(d.config.IDs.Host - d.config.IDs.Container) }
 
 // imageLayers returns the digests of an image's layers, lowest first.
 func (d *Disks) imageLayers(image string) ([]string, error) {
@@ -109,7 +123,7 @@ func (d *Disks) Overlay(r wire.Request, reply *wire.Reply) error {
 		if err != nil {
 			return err
 		}
-		below, err := tree.OpenMerged(own, lowest, uint32(d.config.IDs.Host-d.config.IDs.Container))
+		below, err := tree.OpenMerged(own, lowest, d.shift())
 		if err != nil {
 			return err
 		}

@@ -64,10 +64,11 @@ type Disks struct {
 
 // copying is the copy of a disk under way.
 type copying struct {
-	base base
-	ctx  context.Context
-	end  context.CancelFunc
-	tree *tree.Copy
+	base  base
+	paths []string // empty: the whole disk
+	ctx   context.Context
+	end   context.CancelFunc
+	tree  *tree.Copy
 }
 
 // Configure opens the storage. It must be the first call, and return before the next one.
@@ -128,6 +129,9 @@ func (d *Disks) respond(reply *wire.Reply, f func() error) error {
 		reply.Code = wire.NotFolder
 	case errors.Is(err, tree.ErrTooDeep):
 		reply.Code = wire.TooDeep
+	case errors.As(err, new(*noPathError)):
+		missing, _ := errors.AsType[*noPathError](err)
+		reply.Code, reply.Path = wire.NoPath, missing.index
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		reply.Code = wire.Full
 	}
@@ -178,6 +182,9 @@ func (d *Disks) Prefetch(r wire.Request, reply *wire.Reply) error {
 		if err != nil {
 			return err
 		}
+		if err := d.checkPaths(c); err != nil { // before the programs stop
+			return err
+		}
 		return c.tree.Prefetch(c.ctx)
 	})
 }
@@ -192,12 +199,25 @@ func (d *Disks) startCopy(r wire.Request) (*copying, error) {
 	if err := d.discard(d.staging(r.Snapshot)); err != nil {
 		return nil, err
 	}
-	c := &copying{base: base, tree: tree.New(d.files(base.layer.ID), d.staging(r.Snapshot))}
+	c := &copying{base: base, paths: r.Paths, tree: tree.NewPartial(d.files(base.layer.ID), d.staging(r.Snapshot), pathsOf(r.Paths))}
+	d.begin(r.Snapshot, c)
+	return c, nil
+}
+
+// pathsOf returns paths as a tree, or nil without any.
+func pathsOf(list []string) tree.Paths {
+	if len(list) == 0 {
+		return nil
+	}
+	return tree.NewPaths(list)
+}
+
+// begin registers a copy, which Cancel can end then.
+func (d *Disks) begin(snapshot string, c *copying) {
 	c.ctx, c.end = context.WithCancel(context.Background())
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.copies[r.Snapshot] = c
-	return c, nil
+	d.copies[snapshot] = c
 }
 
 // end ends and forgets the copy of a snapshot.

@@ -51,7 +51,8 @@ func (d *Disks) layerID(snapshot string) string {
 }
 
 // Publish makes a captured copy a snapshot, on the image of its container. With Flatten, the snapshot has the files of
-// all snapshots below, and is based on their image. It is on the disk when Publish returns.
+// all snapshots below, and is based on their image. A copy of paths has the files of that image there, too, and is based
+// on it. The snapshot is on the disk when Publish returns.
 func (d *Disks) Publish(r wire.Request, reply *wire.Reply) error {
 	return d.respond(reply, func() error {
 		d.mu.Lock()
@@ -60,7 +61,7 @@ func (d *Disks) Publish(r wire.Request, reply *wire.Reply) error {
 		if c == nil {
 			return errors.New("publish: the helper that captured the disk has ended")
 		}
-		if r.Flatten {
+		if r.Flatten || len(c.paths) > 0 {
 			return d.publishFlat(r.Snapshot, c)
 		}
 		d.end(r.Snapshot)
@@ -68,19 +69,10 @@ func (d *Disks) Publish(r wire.Request, reply *wire.Reply) error {
 	})
 }
 
-// publishFlat is Publish with Flatten.
+// publishFlat is Publish with Flatten, or of a copy of paths.
 func (d *Disks) publishFlat(snapshot string, c *copying) error {
-	own, image, err := d.folders(c.base.layer.Parent)
-	if err != nil {
-		return err
-	}
 	staging, flat := d.staging(snapshot), d.flat(snapshot)
-	disk, err := tree.OpenLayers(append([]string{staging}, own...), image)
-	if err != nil {
-		return err
-	}
-	defer disk.Close()
-	if err := tree.Flatten(c.ctx, disk, flat); err != nil {
+	if err := d.flatten(c, staging, flat); err != nil {
 		return err
 	}
 	if err := d.discard(staging); err != nil {
@@ -99,6 +91,82 @@ func (d *Disks) publishFlat(snapshot string, c *copying) error {
 		return err
 	}
 	return d.adopt(snapshot, base)
+}
+
+// flatten creates the folder flat with the files of a copy, which are in the folder staging, and of the layers below.
+func (d *Disks) flatten(c *copying, staging, flat string) error {
+	own, image, err := d.foldersBelow(c.base.layer)
+	if err != nil {
+		return err
+	}
+	own = slices.Insert(own, 0, staging)
+	if len(c.paths) > 0 {
+		disk, err := tree.OpenMerged(own, image, d.shift())
+		if err != nil {
+			return err
+		}
+		defer disk.Close()
+		return c.noPath(tree.FlattenPaths(c.ctx, disk, flat, tree.NewPaths(c.paths)))
+	}
+	disk, err := tree.OpenLayers(own, image)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	return tree.Flatten(c.ctx, disk, flat)
+}
+
+// noPathError means that a disk does not have a path of a copy.
+type noPathError struct {
+	index int
+	error
+}
+
+// noPath converts *tree.PathError to *noPathError.
+func (c *copying) noPath(err error) error {
+	missing, ok := errors.AsType[*tree.PathError](err)
+	if !ok {
+		return err
+	}
+	index := slices.IndexFunc(c.paths, func(p string) bool { return strings.HasPrefix(p+"/", missing.Path+"/") })
+	return &noPathError{max(index, 0), missing}
+}
+
+// checkPaths returns *noPathError if the disk of a container does not have one of the paths of its copy.
+func (d *Disks) checkPaths(c *copying) error {
+	if len(c.paths) == 0 {
+		return nil
+	}
+	own, image, err := d.foldersBelow(c.base.layer)
+	if err != nil {
+		return err
+	}
+	disk, err := tree.OpenMerged(slices.Insert(own, 0, d.files(c.base.layer.ID)), image, d.shift())
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	return c.noPath(tree.NewPaths(c.paths).Check(disk))
+}
+
+// Stage copies the files of the partial snapshot From for Overlay.
+func (d *Disks) Stage(r wire.Request, reply *wire.Reply) error {
+	return d.respond(reply, func() error {
+		image, err := d.store.Image(repository + r.From)
+		if err != nil {
+			return err
+		}
+		d.end(r.Snapshot)
+		if err := d.discard(d.staging(r.Snapshot)); err != nil {
+			return err
+		}
+		c := &copying{tree: tree.New(d.files(image.TopLayer), d.staging(r.Snapshot))}
+		d.begin(r.Snapshot, c)
+		defer d.end(r.Snapshot)
+		usage, err := c.tree.Complete(c.ctx)
+		reply.Usage = wire.Usage(usage)
+		return err
+	})
 }
 
 // Move makes the disk of a container that does not run a snapshot, and leaves the container an

@@ -22,13 +22,20 @@ type pass struct {
 	group    Group
 
 	linking sync.Mutex
-	links   map[uint64]string // inode → path in the copy of its first link
+	links   map[inode]string // path in the copy of its first link
+}
+
+// inode identifies a file. The layers of an image may be on several file systems.
+type inode struct {
+	layer  int
+	number uint64
 }
 
 // folder is a folder in the source and in the copy.
 type folder struct {
 	source, target int    // descriptors
 	path           string // from the root
+	layer          int    // that has the source; 0 unless several layers are copied
 }
 
 func (f folder) close() {
@@ -48,7 +55,7 @@ func (c *Copy) apply(ctx context.Context, source int, have, want *node, changing
 		return err
 	}
 	defer unix.Close(target)
-	p := pass{Copy: c, ctx: ctx, target: target, changing: changing, links: map[uint64]string{}}
+	p := pass{Copy: c, ctx: ctx, target: target, changing: changing, links: map[inode]string{}}
 	if have != nil {
 		p.retained(have, want, "")
 	}
@@ -72,7 +79,7 @@ func (p *pass) retained(have, want *node, at string) {
 		case n.stamp.isFolder() && before.stamp.isFolder():
 			p.retained(before, n, path.Join(at, n.name))
 		case n.stamp.nlink > 1 && before.unchanged(n):
-			p.links[n.stamp.ino] = path.Join(at, n.name)
+			p.links[inode{number: n.stamp.ino}] = path.Join(at, n.name)
 		}
 	}
 }
@@ -198,13 +205,14 @@ func (p *pass) file(f folder, n *node) error {
 	}
 	p.linking.Lock() // a later link waits for the file
 	defer p.linking.Unlock()
-	if first, ok := p.links[n.stamp.ino]; ok {
+	file := inode{f.layer, n.stamp.ino}
+	if first, ok := p.links[file]; ok {
 		return unix.Linkat(p.target, first, f.target, n.name, 0)
 	}
 	if err := p.create(f, n); err != nil {
 		return err
 	}
-	p.links[n.stamp.ino] = path.Join(f.path, n.name)
+	p.links[file] = path.Join(f.path, n.name)
 	return nil
 }
 

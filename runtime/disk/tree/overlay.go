@@ -3,7 +3,10 @@ package tree
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +29,63 @@ func NewPaths(list []string) Paths {
 		}
 	}
 	return all
+}
+
+// PathError means that a disk does not have a path, because an entry of the path is missing or is not a folder.
+type PathError struct {
+	Path   string // of that entry
+	Reason string // such as "does not exist"
+}
+
+func (e *PathError) Error() string { return strconv.Quote(e.Path) + " " + e.Reason }
+
+// Check returns *PathError if a disk does not have one of the paths.
+func (p Paths) Check(disk *Folder) error { return p.check(disk, "/") }
+
+// check is Check for the paths in the folder with the path at.
+func (p Paths) check(f *Folder, at string) error {
+	entries, err := f.Named(p, at)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if len(p[e.Name]) == 0 {
+			continue
+		}
+		inner, err := f.Folder(e)
+		if err != nil {
+			return err
+		}
+		err = p[e.Name].check(inner, path.Join(at, e.Name))
+		inner.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Named returns the entries of the folder that are paths or contain paths, sorted by name. at is the path of the folder. If
+// the folder does not have one of the entries, or an entry that is to contain paths is not a folder, Named returns *PathError.
+func (f *Folder) Named(paths Paths, at string) ([]*Entry, error) {
+	entries := make([]*Entry, 0, len(paths))
+	for _, name := range slices.Sorted(maps.Keys(paths)) {
+		e, err := f.Entry(name)
+		if err != nil {
+			return nil, err
+		}
+		inPath := path.Join(at, name)
+		switch {
+		case e == nil:
+			return nil, &PathError{inPath, "does not exist"}
+		case len(paths[name]) > 0 && e.Kind() == unix.S_IFLNK:
+			return nil, &PathError{inPath, "is a symbolic link, and not the folder of a path"}
+		case len(paths[name]) > 0 && e.Kind() != unix.S_IFDIR:
+			return nil, &PathError{inPath, "is not a folder"}
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
 }
 
 // ErrNotFolder is returned by Overlay for a path below an entry that is not a folder. Errors wrap it.

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -44,6 +45,7 @@ type Usage struct {
 // Copy is the copy of one tree. Its methods must not be called concurrently.
 type Copy struct {
 	source, target string
+	paths          Paths // nil: everything
 	have           *node // copied by Prefetch; nil before
 	limit          int64 // of entries: maxEntries, but in tests
 
@@ -52,8 +54,12 @@ type Copy struct {
 }
 
 // New returns a copy of the folder source in target. Target must not exist; its parent must.
-func New(source, target string) *Copy {
-	return &Copy{source: source, target: target, limit: maxEntries, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0))}
+func New(source, target string) *Copy { return NewPartial(source, target, nil) }
+
+// NewPartial is New for a part of the folder source: the folders that contain one of the paths, and everything at the paths
+// themselves. The copy lacks the paths that source does not have. Without paths, it has everything.
+func NewPartial(source, target string, paths Paths) *Copy {
+	return &Copy{source: source, target: target, paths: paths, limit: maxEntries, slots: make(chan struct{}, 2*runtime.GOMAXPROCS(0))}
 }
 
 // node is an entry of a tree as it was found.
@@ -104,7 +110,7 @@ func (c *Copy) Prefetch(ctx context.Context) error {
 	}
 	defer unix.Close(source)
 	scan := scanner{ctx: ctx, slots: c.slots, limit: min(c.limit, maxPrefetched), changing: true}
-	have, err := scan.root(source)
+	have, err := scan.root(source, c.paths)
 	if err != nil || scan.exceeded() {
 		return err
 	}
@@ -131,7 +137,7 @@ func (c *Copy) Complete(ctx context.Context) (Usage, error) {
 	}
 	defer unix.Close(source)
 	scan := scanner{ctx: ctx, slots: c.slots, limit: c.limit}
-	want, err := scan.root(source)
+	want, err := scan.root(source, c.paths)
 	if err == nil && scan.exceeded() {
 		err = fmt.Errorf("more than %d files, folders and links", c.limit)
 	}
@@ -155,7 +161,7 @@ func Measure(ctx context.Context, path string, limit Usage) (Usage, error) {
 	}
 	defer unix.Close(fd)
 	scan := scanner{ctx: ctx, limit: limit.Entries, limitBytes: limit.Bytes, changing: true, forget: true}
-	_, err = scan.root(fd)
+	_, err = scan.root(fd, nil)
 	return Usage{Bytes: scan.bytes.Load(), Entries: scan.entries.Load()}, err
 }
 
@@ -177,7 +183,8 @@ func (s *scanner) exceeded() bool {
 	return s.limit > 0 && s.entries.Load() > s.limit || s.limitBytes > 0 && s.bytes.Load() > s.limitBytes
 }
 
-func (s *scanner) root(fd int) (*node, error) {
+// root reads the entries of the root, or of a part of it if paths is not empty.
+func (s *scanner) root(fd int, paths Paths) (*node, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
@@ -186,7 +193,7 @@ func (s *scanner) root(fd int) (*node, error) {
 	root.stale.Store(true)
 	s.began = time.Now()
 	s.count(root.stamp)
-	s.group.note(s.folder(fd, root, 0))
+	s.group.note(s.folder(fd, root, paths, 0))
 	err := s.group.Wait()
 	if s.exceeded() {
 		err = nil
@@ -203,25 +210,31 @@ func (s *scanner) count(st Stamp) {
 	s.bytes.Add(bytes)
 }
 
-// folder reads the entries of the folder fd into n.
-func (s *scanner) folder(fd int, n *node, depth int) error {
+// folder reads the entries of the folder fd into n: all of them, or those at paths if it is not empty.
+func (s *scanner) folder(fd int, n *node, paths Paths, depth int) error {
 	if depth > maxDepth {
 		return ErrTooDeep
 	}
 	if err := s.ctx.Err(); err != nil {
 		return err
 	}
-	err := eachNames(fd, func(names []string) error { return s.names(fd, names, n, depth) })
+	read := func(names []string) error { return s.names(fd, names, n, paths, depth) }
+	var err error
+	if len(paths) > 0 {
+		err = read(slices.Collect(maps.Keys(paths)))
+	} else {
+		err = eachNames(fd, read)
+	}
 	slices.SortFunc(n.children, func(a, b *node) int { return cmp.Compare(a.name, b.name) })
 	return err
 }
 
-// names reads entries of the folder fd into n.
-func (s *scanner) names(fd int, names []string, n *node, depth int) error {
+// names reads entries of the folder fd into n. paths are the selected paths in that folder; empty: all.
+func (s *scanner) names(fd int, names []string, n *node, paths Paths, depth int) error {
 	for _, name := range names {
 		var st unix.Stat_t
 		err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
-		if err == unix.ENOENT && s.changing {
+		if err == unix.ENOENT && s.changing || missing(err) && len(paths) > 0 {
 			continue
 		}
 		if err != nil {
@@ -248,7 +261,7 @@ func (s *scanner) names(fd int, names []string, n *node, depth int) error {
 		}
 		err = s.group.Run(s.slots, func() error {
 			defer unix.Close(inner)
-			return s.folder(inner, child, depth+1)
+			return s.folder(inner, child, paths[name], depth+1)
 		})
 		if err != nil {
 			return err

@@ -18,6 +18,7 @@ const (
 	TooDeep     Code = "too_deep"
 	NoImage     Code = "no_image"
 	NotFolder   Code = "not_folder"
+	NoPath      Code = "no_path" // the disk does not have a path of Request.Paths
 )
 
 // Config of a helper: the storage of Podman, as `podman info` reports it.
@@ -52,9 +53,11 @@ type Request struct {
 	Image       []string // digests of the image's layers, lowest first
 	ImageName   string   // the image to prefer among several with these layers
 	OtherLayers bool     // use the image of that name if no image has these layers
-	// Of Overlay:
-	Below string   // the snapshot that the new one is based on
-	Paths []string // absolute
+	Below       string   // of Overlay: the snapshot that the new one is based on
+	From        string   // of Stage: the snapshot to copy
+	// Paths are absolute. Of Prefetch and Capture: the only ones to copy; none: the whole disk. Of Overlay: the ones that the
+	// new snapshot has.
+	Paths []string
 }
 
 // Export is the request of `doze-disk export`, on its standard input.
@@ -74,6 +77,7 @@ type Reply struct {
 	Error string // of a failure, for people
 	Usage Usage
 	Moved bool // the snapshot has files
+	Path  int  // with NoPath: the index of the path
 	// Of Layers and DiskLayers:
 	Folders      []string // of the layers above the image, highest first
 	ImageFolders []string // of the image's layers, highest first

@@ -25,8 +25,6 @@ import (
 type System struct {
 	diskstest.System
 	Backups sandbox.Backups
-	// DeleteFile deletes a file in the folder /srv of a container that does not run.
-	DeleteFile func(t testing.TB, id sandbox.ID, name string)
 	// RebuildImage replaces the image of Spec on the node by a different one with the same name. No
 	// container and no snapshot is based on the former one.
 	RebuildImage func(t testing.TB)
@@ -186,11 +184,11 @@ func stack(s *suite) {
 	middle := s.Create(s.Publish(below))
 	s.Write(s, middle, "changed", "2")
 	s.Write(s, middle, "deleted too", "2")
-	s.on.DeleteFile(s, middle, "deleted")
+	s.DeleteFile(s, middle, "deleted")
 	top := s.Create(s.Publish(middle))
 	s.Write(s, top, "c", want["c"])
 	s.Write(s, top, "empty", "")
-	s.on.DeleteFile(s, top, "deleted too")
+	s.DeleteFile(s, top, "deleted too")
 	s.wantFiles(top, want)
 	b := s.backUp(s.Publish(top))
 
@@ -201,7 +199,7 @@ func stack(s *suite) {
 	s.wantFiles(other, map[string]string{"of the other": "1"})
 	// The restored snapshot can be used like any other.
 	s.Write(s, restored, "a", "4")
-	s.on.DeleteFile(s, restored, "c")
+	s.DeleteFile(s, restored, "c")
 	again := s.Create(s.restore(s.backUp(s.Publish(restored)), other))
 	s.wantFiles(again, map[string]string{"a": "4", "changed": "2", "empty": ""})
 }
@@ -410,7 +408,7 @@ func (s *suite) overlay(b sandbox.Backup, below sandbox.SnapshotID) sandbox.ID {
 	if usage.Entries == 0 || usage.Bytes == 0 {
 		s.Errorf("the downloaded paths have %+v", usage)
 	}
-	s.Must(s.on.Backups.Overlay(s.Ctx, b, snapshot, below))
+	s.Must(s.Disks.Overlay(s.Ctx, snapshot, below, b.Paths))
 	return s.Create(snapshot)
 }
 
@@ -428,13 +426,13 @@ func partial(s *suite) {
 	b := s.backUpPart(s.snapshotOf(map[string]string{"a": "1", "b": "1", "c": "1", "not": "1"}), sandbox.BackupSelection{Paths: []string{"/srv/c", "/srv/a", "/srv/b"}})
 	below := s.Create(s.snapshotOf(map[string]string{"a": "2", "c": "2", "rest": "2"}))
 	s.Write(s, below, "new", "3")
-	s.on.DeleteFile(s, below, "c")
+	s.DeleteFile(s, below, "c")
 	merged := s.overlay(b, s.Publish(below))
 	want := map[string]string{"a": "1", "b": "1", "c": "1", "rest": "2", "new": "3"}
 	s.wantFiles(merged, want)
 	// The result can be used like any other disk.
 	s.Write(s, merged, "b", "4")
-	s.on.DeleteFile(s, merged, "a")
+	s.DeleteFile(s, merged, "a")
 	again := s.overlay(b, s.Publish(merged))
 	s.wantFiles(again, want)
 	s.wantFiles(s.Create(s.restore(s.backUp(s.Publish(again)), again)), want)
@@ -445,7 +443,7 @@ func partial(s *suite) {
 
 func partialFolder(s *suite) {
 	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "deleted": "1"}))
-	s.on.DeleteFile(s, id, "deleted")
+	s.DeleteFile(s, id, "deleted")
 	s.Write(s, id, "b", "2")
 	b := s.backUpPart(s.Publish(id), sandbox.BackupSelection{Paths: []string{"/srv"}})
 	s.wantFiles(s.overlay(b, s.snapshotOf(map[string]string{"a": "3", "deleted": "3", "new": "3"})), map[string]string{"a": "1", "b": "2"})
@@ -514,7 +512,7 @@ func running(s *suite) {
 	for name, content := range map[string]string{"kept": kept, "changed": "1", "deleted too": "1"} {
 		s.Write(s, id, name, content)
 	}
-	s.on.DeleteFile(s, id, "deleted below")
+	s.DeleteFile(s, id, "deleted below")
 	given := s.newBackup()
 	want := given
 	want.Sandbox, want.Frozen, want.Origin.Name = id, 7_654_321, "renamed"
@@ -526,14 +524,14 @@ func running(s *suite) {
 			s.Write(s, id, "changed", replaced)
 			s.Write(s, id, "changed below", "2")
 			s.Write(s, id, "new", "2")
-			s.on.DeleteFile(s, id, "deleted")
-			s.on.DeleteFile(s, id, "deleted too")
+			s.DeleteFile(s, id, "deleted")
+			s.DeleteFile(s, id, "deleted too")
 		},
 		func() {
 			s.Write(s, id, "changed", "3")
 			s.Write(s, id, "later", "3")
-			s.on.DeleteFile(s, id, "kept")
-			s.on.DeleteFile(s, id, "new")
+			s.DeleteFile(s, id, "kept")
+			s.DeleteFile(s, id, "new")
 		}), upload)
 	s.Must(err)
 	checkUpload()

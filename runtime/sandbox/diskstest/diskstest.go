@@ -24,6 +24,8 @@ type System struct {
 	Spec func(t testing.TB, id sandbox.ID) sandbox.ContainerSpec
 	// Write writes a file into the folder /srv of a container that does not run.
 	Write func(t testing.TB, id sandbox.ID, name, content string)
+	// DeleteFile deletes a file in that folder.
+	DeleteFile func(t testing.TB, id sandbox.ID, name string)
 	// Files returns the files in that folder by name.
 	Files func(t testing.TB, id sandbox.ID) map[string]string
 }
@@ -39,6 +41,12 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"MovedDiskIsTheSnapshotAndTheContainerIsEmpty", move},
 		{"SnapshotsOfSnapshotsHaveTheFilesOfAll", stack},
 		{"FlatSnapshotHasTheFilesOfAll", flatten},
+		{"PartialSnapshotHasTheMergedFilesAtItsPaths", partial},
+		{"PartialSnapshotHasWhatChangedSincePrefetch", partialPrefetch},
+		{"PartialSnapshotOfAFolderHasAllOfIt", partialFolder},
+		{"OverlayReplacesOnlyThePaths", overlay},
+		{"OverlayOfAFolderReplacesAllOfIt", overlayFolder},
+		{"PathsThatDoNotExistAreInvalid", missingPaths},
 		{"DiscardEmptiesTheDisk", discard},
 		{"DeleteSparesSnapshotsInUse", deletion},
 		{"DeleteRemovesUnfinishedSnapshots", unfinished},
@@ -109,7 +117,7 @@ func (f *Fixture) SnapshotID() sandbox.SnapshotID {
 func (f *Fixture) Publish(id sandbox.ID) sandbox.SnapshotID {
 	f.Helper()
 	snapshot := f.SnapshotID()
-	_, err := f.Disks.Capture(f.Ctx, id, snapshot)
+	_, err := f.Disks.Capture(f.Ctx, id, snapshot, nil)
 	f.Must(err)
 	f.Must(f.Disks.Publish(f.Ctx, id, snapshot, false))
 	return snapshot
@@ -126,7 +134,7 @@ func capture(s *suite) {
 	id := s.Create("")
 	s.Write(s, id, "a", "1")
 	snapshot := s.SnapshotID()
-	usage, err := s.Disks.Capture(s.Ctx, id, snapshot)
+	usage, err := s.Disks.Capture(s.Ctx, id, snapshot, nil)
 	s.Must(err)
 	if usage.Entries == 0 {
 		s.Error("the disk with a file has no entries")
@@ -148,10 +156,10 @@ func prefetch(s *suite) {
 	s.Write(s, id, "same", "1")
 	s.Write(s, id, "changed", "1")
 	snapshot := s.SnapshotID()
-	s.Must(s.Disks.Prefetch(s.Ctx, id, snapshot))
+	s.Must(s.Disks.Prefetch(s.Ctx, id, snapshot, nil))
 	s.Write(s, id, "changed", "2")
 	s.Write(s, id, "new", "2")
-	_, err := s.Disks.Capture(s.Ctx, id, snapshot)
+	_, err := s.Disks.Capture(s.Ctx, id, snapshot, nil)
 	s.Must(err)
 	s.Must(s.Disks.Publish(s.Ctx, id, snapshot, false))
 	s.want(s.Create(snapshot), map[string]string{"same": "1", "changed": "2", "new": "2"})
@@ -203,7 +211,7 @@ func flatten(s *suite) {
 		s.Write(s, id, "last", name)
 		want[name], want["last"] = name, name
 		snapshot := s.SnapshotID()
-		_, err := s.Disks.Capture(s.Ctx, id, snapshot)
+		_, err := s.Disks.Capture(s.Ctx, id, snapshot, nil)
 		s.Must(err)
 		s.Must(s.Disks.Publish(s.Ctx, id, snapshot, name == "c"))
 		s.want(id, want)
@@ -214,6 +222,135 @@ func flatten(s *suite) {
 	s.Must(s.Disks.Delete(s.Ctx, below[1]))
 	s.Must(s.Disks.Delete(s.Ctx, below[0]))
 	s.want(s.Create(below[2]), want)
+}
+
+// publishPaths returns a partial snapshot of a container.
+func (s *suite) publishPaths(id sandbox.ID, paths ...string) sandbox.SnapshotID {
+	s.Helper()
+	snapshot := s.SnapshotID()
+	_, err := s.Disks.Capture(s.Ctx, id, snapshot, paths)
+	s.Must(err)
+	s.Must(s.Disks.Publish(s.Ctx, id, snapshot, false))
+	return snapshot
+}
+
+// snapshotOf returns a snapshot of a new container with files.
+func (s *suite) snapshotOf(files map[string]string) sandbox.SnapshotID {
+	s.Helper()
+	id := s.Create("")
+	for name, content := range files {
+		s.Write(s, id, name, content)
+	}
+	return s.Publish(id)
+}
+
+func partial(s *suite) {
+	below := s.snapshotOf(map[string]string{"below": "1", "changed": "1", "not": "1"})
+	id := s.Create(below)
+	s.Write(s, id, "changed", "2")
+	s.Write(s, id, "new", "2")
+	s.Write(s, id, "not too", "2")
+	part := s.publishPaths(id, "/srv/new", "/srv/below", "/srv/changed")
+	s.Write(s, id, "changed", "3")
+	s.Remove(id)
+	s.Must(s.Disks.Delete(s.Ctx, below)) // the partial snapshot does not need it
+	want := map[string]string{"below": "1", "changed": "2", "new": "2"}
+	created := s.Create(part)
+	s.want(created, want)
+	// Its disk can be used like any other.
+	s.DeleteFile(s, created, "below")
+	s.Write(s, created, "more", "4")
+	s.want(s.Create(s.Publish(created)), map[string]string{"changed": "2", "new": "2", "more": "4"})
+	s.want(s.Create(part), want)
+}
+
+func partialPrefetch(s *suite) {
+	id := s.Create(s.snapshotOf(map[string]string{"below": "1", "below too": "1"}))
+	for _, name := range []string{"same", "changed", "not"} {
+		s.Write(s, id, name, "1")
+	}
+	snapshot, paths := s.SnapshotID(), []string{"/srv/same", "/srv/changed", "/srv/below", "/srv/below too"}
+	s.Must(s.Disks.Prefetch(s.Ctx, id, snapshot, paths))
+	s.Write(s, id, "changed", "2")
+	s.Write(s, id, "below", "2")
+	s.Write(s, id, "new", "2")
+	_, err := s.Disks.Capture(s.Ctx, id, snapshot, paths)
+	s.Must(err)
+	s.Write(s, id, "changed", "3")
+	s.Must(s.Disks.Publish(s.Ctx, id, snapshot, false))
+	s.want(s.Create(snapshot), map[string]string{"same": "1", "changed": "2", "below": "2", "below too": "1"})
+	measured, err := s.Disks.Measure(s.Ctx, "", snapshot)
+	s.Must(err)
+	if measured.Entries < 4 {
+		s.Errorf("the partial snapshot has %+v", measured)
+	}
+}
+
+func partialFolder(s *suite) {
+	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "deleted": "1"}))
+	s.DeleteFile(s, id, "deleted")
+	s.Write(s, id, "b", "2")
+	s.want(s.Create(s.publishPaths(id, "/srv")), map[string]string{"a": "1", "b": "2"})
+}
+
+// overlaid returns a container whose disk is a snapshot's with the paths of a partial one.
+func (s *suite) overlaid(part, below sandbox.SnapshotID, paths ...string) sandbox.ID {
+	s.Helper()
+	snapshot := s.SnapshotID()
+	usage, err := s.Disks.Stage(s.Ctx, part, snapshot)
+	s.Must(err)
+	if usage.Entries == 0 || usage.Bytes == 0 {
+		s.Errorf("the copy of the paths has %+v", usage)
+	}
+	s.Must(s.Disks.Overlay(s.Ctx, snapshot, below, paths))
+	return s.Create(snapshot)
+}
+
+func overlay(s *suite) {
+	part := s.publishPaths(s.Create(s.snapshotOf(map[string]string{"a": "1", "b": "1", "c": "1", "not": "1"})), "/srv/c", "/srv/a", "/srv/b")
+	below := s.Create(s.snapshotOf(map[string]string{"a": "2", "c": "2", "rest": "2"}))
+	s.Write(s, below, "new", "3")
+	s.DeleteFile(s, below, "c")
+	merged := s.overlaid(part, s.Publish(below), "/srv/c", "/srv/a", "/srv/b")
+	want := map[string]string{"a": "1", "b": "1", "c": "1", "rest": "2", "new": "3"}
+	s.want(merged, want)
+	s.Write(s, merged, "b", "4")
+	s.DeleteFile(s, merged, "a")
+	s.want(s.overlaid(part, s.Publish(merged), "/srv/a", "/srv/b", "/srv/c"), want)
+	s.want(s.Create(part), map[string]string{"a": "1", "b": "1", "c": "1"}) // it is unchanged
+}
+
+func overlayFolder(s *suite) {
+	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "deleted": "1"}))
+	s.DeleteFile(s, id, "deleted")
+	below := s.snapshotOf(map[string]string{"a": "3", "deleted": "3", "new": "3"})
+	s.want(s.overlaid(s.publishPaths(id, "/srv"), below, "/srv"), map[string]string{"a": "1"})
+}
+
+func missingPaths(s *suite) {
+	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "b": "1", "deleted": "1"}))
+	s.DeleteFile(s, id, "deleted")
+	for _, path := range []string{"/srv/none", "/srv/deleted", "/srv/" + strings.Repeat("a", 300), "/none", "/none/a", "/srv/a/b"} {
+		paths := []string{"/srv/b", path}
+		s.wantMissing("prefetch", s.Disks.Prefetch(s.Ctx, id, s.SnapshotID(), paths), paths)
+		snapshot := s.SnapshotID()
+		_, err := s.Disks.Capture(s.Ctx, id, snapshot, paths)
+		s.Must(err)
+		s.wantMissing("publish", s.Disks.Publish(s.Ctx, id, snapshot, false), paths)
+		spec := s.Spec(s, sandbox.NewID())
+		spec.ImageRef = sandbox.SnapshotRef(snapshot)
+		if err := s.Engine.Create(s.Ctx, spec); !errors.Is(err, sandbox.ErrImageMissing) {
+			s.Errorf("container of a snapshot without its path: %v", err)
+		}
+	}
+}
+
+// wantMissing fails unless the error names the second path.
+func (s *suite) wantMissing(operation string, err error, paths []string) {
+	s.Helper()
+	if invalid, ok := errors.AsType[*sandbox.InvalidError](err); !ok || invalid.Field != "paths[1]" {
+		s.Errorf("%s of %.50q: %v", operation, paths, err)
+	}
 }
 
 func discard(s *suite) {
@@ -253,9 +390,11 @@ func unfinished(s *suite) {
 	id := s.Create("")
 	s.Write(s, id, "a", "1")
 	for _, call := range []func(context.Context, sandbox.ID, sandbox.SnapshotID) error{
-		s.Disks.Prefetch,
 		func(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
-			_, err := s.Disks.Capture(ctx, id, snapshot)
+			return s.Disks.Prefetch(ctx, id, snapshot, nil)
+		},
+		func(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
+			_, err := s.Disks.Capture(ctx, id, snapshot, nil)
 			return err
 		},
 	} {
@@ -362,11 +501,11 @@ func endedExport(s *suite) {
 
 func unknown(s *suite) {
 	id, snapshot := sandbox.NewID(), s.SnapshotID()
-	_, captured := s.Disks.Capture(s.Ctx, id, snapshot)
+	_, captured := s.Disks.Capture(s.Ctx, id, snapshot, nil)
 	_, measured := s.Disks.Measure(s.Ctx, id, "")
 	_, used := s.Disks.Usage(s.Ctx, id, 0, sandbox.DiskUsage{})
 	for name, err := range map[string]error{
-		"usage": used, "prefetch": s.Disks.Prefetch(s.Ctx, id, snapshot), "capture": captured, "measure": measured,
+		"usage": used, "prefetch": s.Disks.Prefetch(s.Ctx, id, snapshot, nil), "capture": captured, "measure": measured,
 		"move": s.Disks.Move(s.Ctx, id, snapshot), "discard": s.Disks.Discard(s.Ctx, id),
 	} {
 		if !errors.Is(err, sandbox.ErrNoContainer) {
@@ -379,7 +518,7 @@ func endedContext(s *suite) {
 	id, snapshot := s.Create(""), s.SnapshotID()
 	ctx, cancel := context.WithCancel(s.Ctx)
 	cancel()
-	if err := s.Disks.Prefetch(ctx, id, snapshot); !errors.Is(err, context.Canceled) {
+	if err := s.Disks.Prefetch(ctx, id, snapshot, nil); !errors.Is(err, context.Canceled) {
 		s.Errorf("prefetch: %v", err)
 	}
 	if _, err := s.Disks.Usage(ctx, id, 0, sandbox.DiskUsage{}); !errors.Is(err, context.Canceled) {
@@ -387,7 +526,7 @@ func endedContext(s *suite) {
 	}
 	expired, cancel := context.WithDeadline(s.Ctx, time.Now().Add(-time.Second))
 	defer cancel()
-	if _, err := s.Disks.Capture(expired, id, snapshot); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := s.Disks.Capture(expired, id, snapshot, nil); !errors.Is(err, context.DeadlineExceeded) {
 		s.Errorf("capture: %v", err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // Backups implements sandbox.Backups for an Engine's snapshots, with an object store in memory. Its Faults
-// apply to the operations "create", "capture", "restore", which is also Download, "overlay", "list" and "delete".
+// apply to the operations "create", "capture", "restore", which is also Download, "list" and "delete".
 type Backups struct {
 	Faults
 	engine *Engine
@@ -125,11 +125,8 @@ const folder = "/srv"
 
 // selected returns the files of a disk that a backup contains. The folder .git of the fake is a file.
 func selected(files map[string]string, part sandbox.BackupSelection) (map[string]string, error) {
-	for _, p := range part.Paths {
-		_, ok := files[strings.TrimPrefix(p, folder+"/")]
-		if !ok && p != folder {
-			return nil, &sandbox.InvalidError{Field: "paths", Reason: fmt.Sprintf("%q does not exist", p), Want: "name files and folders that exist in the sandbox"}
-		}
+	if i := missingPath(files, part.Paths); i >= 0 {
+		return nil, sandbox.MissingPath("paths", fmt.Sprintf("%q does not exist", part.Paths[i]))
 	}
 	excludes := gitignore.ParseFile([]byte(strings.Join(part.Excludes, "\n")))
 	var ignores gitignore.Patterns
@@ -152,6 +149,14 @@ func selected(files map[string]string, part sandbox.BackupSelection) (map[string
 		return ignored
 	})
 	return files, nil
+}
+
+// missingPath returns the index of the first path that a disk does not have, or -1.
+func missingPath(files map[string]string, paths []string) int {
+	return slices.IndexFunc(paths, func(p string) bool {
+		_, ok := files[strings.TrimPrefix(p, folder+"/")]
+		return !ok && p != folder
+	})
 }
 
 // atPath reports whether a file is at one of the paths.
@@ -226,24 +231,6 @@ func (b *Backups) download(ctx context.Context, record sandbox.Backup, name sand
 	b.engine.snapshots[sandbox.SnapshotRef(name)] = &snapshot{files: maps.Clone(stored.files)}
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupDownload, Done: record.Usage, Total: record.Usage})
 	return usageOf(stored.files), nil
-}
-
-// Overlay implements sandbox.Backups.
-func (b *Backups) Overlay(ctx context.Context, record sandbox.Backup, name, below sandbox.SnapshotID) error {
-	if err := b.begin(ctx, "overlay"); err != nil {
-		return err
-	}
-	b.engine.mu.Lock()
-	defer b.engine.mu.Unlock()
-	s, lower := b.engine.snapshots[sandbox.SnapshotRef(name)], b.engine.snapshots[sandbox.SnapshotRef(below)]
-	if s == nil || lower == nil || !lower.published {
-		return fmt.Errorf("snapshot %s on %s: not known", name, below)
-	}
-	files := maps.Clone(lower.files)
-	maps.DeleteFunc(files, func(file, _ string) bool { return atPath(record.Paths, folder+"/"+file) })
-	maps.Copy(files, s.files)
-	b.engine.snapshots[sandbox.SnapshotRef(name)] = &snapshot{files: files, published: true}
-	return nil
 }
 
 // prepare creates an unfinished snapshot, such as a failed restore leaves.

@@ -63,9 +63,10 @@ func TestFakeDisksConform(t *testing.T) {
 func disksOf(e *Engine) diskstest.System {
 	return diskstest.System{
 		Engine: e, Disks: e.Disks(),
-		Spec:  func(_ testing.TB, id sandbox.ID) sandbox.ContainerSpec { return sandbox.ContainerSpec{ID: id} },
-		Write: func(_ testing.TB, id sandbox.ID, name, content string) { e.Write(id, name, content) },
-		Files: func(_ testing.TB, id sandbox.ID) map[string]string { return e.Files(id) },
+		Spec:       func(_ testing.TB, id sandbox.ID) sandbox.ContainerSpec { return sandbox.ContainerSpec{ID: id} },
+		Write:      func(_ testing.TB, id sandbox.ID, name, content string) { e.Write(id, name, content) },
+		DeleteFile: func(_ testing.TB, id sandbox.ID, name string) { e.DeleteFile(id, name) },
+		Files:      func(_ testing.TB, id sandbox.ID) map[string]string { return e.Files(id) },
 	}
 }
 
@@ -75,7 +76,6 @@ func TestFakeBackupsConform(t *testing.T) {
 		backups := e.Backups()
 		return backupstest.System{
 			System: disksOf(e), Backups: backups,
-			DeleteFile:   func(_ testing.TB, id sandbox.ID, name string) { e.DeleteFile(id, name) },
 			RebuildImage: func(testing.TB) { backups.RebuildImage() },
 			MoreBackups:  func(testing.TB) sandbox.Backups { return backups },
 		}

@@ -14,8 +14,8 @@ import (
 )
 
 // Disks is a sandbox.Disks of an Engine's containers, whose disks are maps. It can be made to
-// fail and to hang, by operation: "repair", "sync", "prefetch", "capture", "publish", "move", "discard", "delete",
-// "export", "measure", "usage", "space". It has one file system, of 1 TiB and 100 million inodes, where
+// fail and to hang, by operation: "repair", "sync", "prefetch", "capture", "publish", "stage", "overlay", "move",
+// "discard", "delete", "export", "measure", "usage", "space". It has one file system, of 1 TiB and 100 million inodes, where
 // nothing but its containers uses any unless a test changes that.
 type Disks struct {
 	Faults
@@ -76,6 +76,7 @@ func (e *Engine) Grow(id sandbox.ID, u sandbox.DiskUsage) {
 type snapshot struct {
 	files     map[string]string
 	published bool
+	paths     []string // of a partial one
 }
 
 // Disks returns the disks of the engine's containers.
@@ -158,7 +159,7 @@ func (d *Disks) onIdleDisk(ctx context.Context, operation string, id sandbox.ID,
 // add makes the disk of a container a snapshot; the engine's lock is held.
 func (d *Disks) add(c *container, id sandbox.SnapshotID, published bool) sandbox.DiskUsage {
 	files := c.disk()
-	d.engine.snapshots[sandbox.SnapshotRef(id)] = &snapshot{files, published}
+	d.engine.snapshots[sandbox.SnapshotRef(id)] = &snapshot{files: files, published: published}
 	return usageOf(files)
 }
 
@@ -172,18 +173,39 @@ func usageOf(files map[string]string) sandbox.DiskUsage {
 }
 
 // Prefetch implements sandbox.Disks.
-func (d *Disks) Prefetch(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) error {
+func (d *Disks) Prefetch(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID, paths []string) error {
 	return d.onDisk(ctx, "prefetch", id, func(c *container) error {
-		d.add(c, snapshot, false)
-		return nil
+		_, err := d.addPart(c, snapshot, paths)
+		if err != nil {
+			return err
+		}
+		return checkPaths(c.disk(), paths)
 	})
 }
 
+// addPart makes a part of the disk of a container an unpublished snapshot; the engine's lock is held.
+func (d *Disks) addPart(c *container, id sandbox.SnapshotID, paths []string) (sandbox.DiskUsage, error) {
+	if have := d.engine.snapshots[sandbox.SnapshotRef(id)]; have != nil && !slices.Equal(have.paths, paths) {
+		return sandbox.DiskUsage{}, fmt.Errorf("capture of the paths %q after a prefetch of %q", paths, have.paths)
+	}
+	usage := d.add(c, id, false)
+	d.engine.snapshots[sandbox.SnapshotRef(id)].paths = paths
+	return usage, nil
+}
+
+// checkPaths returns *sandbox.InvalidError if a disk does not have one of the paths.
+func checkPaths(files map[string]string, paths []string) error {
+	if i := missingPath(files, paths); i >= 0 {
+		return sandbox.MissingPath(fmt.Sprintf("paths[%d]", i), fmt.Sprintf("%q does not exist", paths[i]))
+	}
+	return nil
+}
+
 // Capture implements sandbox.Disks.
-func (d *Disks) Capture(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID) (usage sandbox.DiskUsage, err error) {
+func (d *Disks) Capture(ctx context.Context, id sandbox.ID, snapshot sandbox.SnapshotID, paths []string) (usage sandbox.DiskUsage, err error) {
 	err = d.onDisk(ctx, "capture", id, func(c *container) error {
-		usage = d.add(c, snapshot, false)
-		return nil
+		usage, err = d.addPart(c, snapshot, paths)
+		return err
 	})
 	return usage, err
 }
@@ -199,7 +221,46 @@ func (d *Disks) Publish(ctx context.Context, _ sandbox.ID, snapshot sandbox.Snap
 	if s == nil {
 		return errors.New("nothing was captured")
 	}
+	if len(s.paths) > 0 {
+		if err := checkPaths(s.files, s.paths); err != nil {
+			return err
+		}
+		maps.DeleteFunc(s.files, func(file, _ string) bool { return !atPath(s.paths, folder+"/"+file) })
+	}
 	s.published = true
+	return nil
+}
+
+// Stage implements sandbox.Disks.
+func (d *Disks) Stage(ctx context.Context, from, snapshotID sandbox.SnapshotID) (sandbox.DiskUsage, error) {
+	if err := d.begin(ctx, "stage"); err != nil {
+		return sandbox.DiskUsage{}, err
+	}
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	s := d.engine.snapshots[sandbox.SnapshotRef(from)]
+	if s == nil || !s.published {
+		return sandbox.DiskUsage{}, fmt.Errorf("snapshot %s: not known", from)
+	}
+	d.engine.snapshots[sandbox.SnapshotRef(snapshotID)] = &snapshot{files: maps.Clone(s.files)}
+	return usageOf(s.files), nil
+}
+
+// Overlay implements sandbox.Disks.
+func (d *Disks) Overlay(ctx context.Context, id, below sandbox.SnapshotID, paths []string) error {
+	if err := d.begin(ctx, "overlay"); err != nil {
+		return err
+	}
+	d.engine.mu.Lock()
+	defer d.engine.mu.Unlock()
+	s, lower := d.engine.snapshots[sandbox.SnapshotRef(id)], d.engine.snapshots[sandbox.SnapshotRef(below)]
+	if s == nil || lower == nil || !lower.published {
+		return fmt.Errorf("snapshot %s on %s: not known", id, below)
+	}
+	files := maps.Clone(lower.files)
+	maps.DeleteFunc(files, func(file, _ string) bool { return atPath(paths, folder+"/"+file) })
+	maps.Copy(files, s.files)
+	d.engine.snapshots[sandbox.SnapshotRef(id)] = &snapshot{files: files, published: true}
 	return nil
 }
 
