@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -183,4 +184,72 @@ func TestMergedLayersShowTheSameDiskInAnOverlayFileSystem(t *testing.T) {
 			t.Logf("took %s", time.Since(started))
 		})
 	}
+}
+
+// The layer with paths shows these above the image, with the rest of the image, and above the disk itself, with the rest of
+// that disk.
+func TestFlattenedPathsShowTheDiskInAnOverlayFileSystem(t *testing.T) {
+	const options = "userxattr"
+	compared, replaced := 0, 0
+	for seed := range uint64(150) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		image := []string{t.TempDir()}
+		changeAtRandom(r, image[0], 40)
+		layers := slices.Clone(image) // highest first
+		for range 1 + r.IntN(3) {
+			upper := t.TempDir()
+			overlaid(t, options, upper, layers, func(folder string) { changeAtRandom(r, folder, 5+r.IntN(40)) })
+			layers = slices.Insert(layers, 0, upper)
+		}
+		above := layers[:len(layers)-1]
+		mounted := func(layers ...string) (all map[string]entry) {
+			overlaid(t, options, "", append(layers, t.TempDir()), func(folder string) { all = withoutLinks(contents(t, folder)) })
+			return all
+		}
+		disk, below := mounted(layers...), mounted(image...)
+		if len(disk) == 1 {
+			continue
+		}
+		paths := somePaths(r, disk)
+		flat, err := flattenedPaths(t, above, image, paths)
+		must(t, err)
+		want := maps.Clone(below)
+		maps.DeleteFunc(want, func(name string, _ entry) bool {
+			in, _ := atPaths(name, paths)
+			return in
+		})
+		for name, e := range disk {
+			in, folder := atPaths(name, paths)
+			if folder && !in && below[name].Mode != 0 && below[name].Mode&unix.S_IFMT != unix.S_IFDIR {
+				replaced++
+			}
+			if in || folder {
+				want[name] = e
+			}
+		}
+		testkit.Diff(t, fmt.Sprintf("the image with the paths %q, seed %d", paths, seed), mounted(slices.Insert(slices.Clone(image), 0, flat)...), want)
+
+		merged, err := tree.OpenMerged(above, image, 0)
+		must(t, err)
+		must(t, tree.Overlay(flat, merged, tree.NewPaths(paths)))
+		merged.Close()
+		testkit.Diff(t, fmt.Sprintf("the disk with its own paths %q, seed %d", paths, seed), mounted(slices.Insert(slices.Clone(layers), 0, flat)...), disk)
+		if t.Failed() {
+			return
+		}
+		compared++
+	}
+	if compared < 50 || replaced == 0 {
+		t.Errorf("compared %d disks; %d folders replaced another kind of entry of the image", compared, replaced)
+	}
+}
+
+// somePaths returns one or two paths of entries, without one inside another.
+func somePaths(r *rand.Rand, all map[string]entry) []string {
+	names := slices.Sorted(maps.Keys(all))[1:] // without the root
+	first, second := "/"+names[r.IntN(len(names))], "/"+names[r.IntN(len(names))]
+	if strings.HasPrefix(first+"/", second+"/") || strings.HasPrefix(second+"/", first+"/") {
+		return []string{first}
+	}
+	return []string{first, second}
 }
