@@ -46,7 +46,7 @@ func schemaDocs() []schemaDoc {
 	}
 	snapshot := types.Snapshot{
 		ID: "s7k2m9x4q3bz", Name: "before-upgrade", Sandbox: id, SandboxName: "shop", Image: "base", Parent: "s2c8x5m7k9az", CreatedAt: at(40, 0),
-		ExpiresAt: at(50, 0), SizeBytes: 247463936, Entries: 20201, DurationMS: 871.5, FrozenMS: 64.2,
+		ExpiresAt: at(50, 0), SizeBytes: 247463936, Entries: 20201, DurationMS: 871.5, FrozenMS: 64.2, Paths: []string{"/srv/shop"},
 	}
 	backup := types.Backup{
 		ID: "b4n8r2t6w9xz", Sandbox: id, SandboxName: "shop", Image: "base", CreatedAt: at(45, 0), SizeBytes: 247463936, Entries: 20201, StoredBytes: 1258291,
@@ -149,7 +149,7 @@ func schemaDocs() []schemaDoc {
 		{session, "A session of a sandbox: a shell that runs one command after the other."},
 		{snapshot, "The immutable disk of a sandbox."},
 		{types.SnapshotList{Snapshots: []types.Snapshot{snapshot}, NextCursor: snapshot.ID}, "A page of snapshots."},
-		{types.CreateSnapshotRequest{Name: "before-upgrade", MaxAge: new(types.Duration(168 * time.Hour)), RetainLast: 7}, "A snapshot to create."},
+		{types.CreateSnapshotRequest{Name: "before-upgrade", MaxAge: new(types.Duration(168 * time.Hour)), RetainLast: 7, Paths: []string{"/srv/shop"}}, "A snapshot to create."},
 		{types.RestoreRequest{SnapshotID: "before-upgrade"}, "The snapshot or backup to restore."},
 		{backup, "The disk of a sandbox in an object store."},
 		{types.BackupList{Backups: []types.Backup{backup}, NextCursor: backup.ID}, "A page of backups."},

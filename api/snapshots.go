@@ -44,8 +44,8 @@ type snapshotOutput struct {
 func (a *API) registerSnapshots() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/snapshot", id: "create-snapshot", tag: "snapshots", status: http.StatusCreated,
-		summary: "Take a snapshot of the disk of a sandbox",
-		description: "Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied, `frozen_ms`. " +
+		summary: "Take a snapshot of the disk of a sandbox, or of a part of it",
+		description: "Without `paths`, the snapshot is the whole disk. With `paths`, it contains the whole content of these paths, including files of the image, and is based on the image; if one of them does not exist, there is no snapshot. Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied, `frozen_ms`. " +
 			"An archived sandbox is stopped then, because its disk is downloaded. " +
 			"Responds when the snapshot is on the disk. Continues when the client disconnects.",
 		codes: slices.Concat(retrievalCodes, []problem.Code{problem.NameInvalid, problem.SnapshotExists, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed, problem.SleepFailed,
@@ -57,8 +57,8 @@ func (a *API) registerSnapshots() {
 	}, withSandbox(a, a.sandboxSnapshots))
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/restore", id: "restore-snapshot", tag: "snapshots",
-		summary: "Replace the disk of a sandbox by a snapshot or a backup",
-		description: "Ends the programs of the sandbox and discards its files. The sandbox retains its name, ports, environment and rules. " +
+		summary: "Replace the disk of a sandbox, or a part of it, by a snapshot or a backup",
+		description: "Ends the programs of the sandbox and discards its files. A snapshot or a backup with `paths` replaces only these paths; the sandbox retains its other files and its image. The sandbox retains its name, ports, environment and rules. " +
 			"If it was running, the call wakes it; otherwise its next use does. Continues when the client disconnects. " +
 			"With `backup_id`, the sandbox goes on until the whole backup is on the node. After an error before that, its disk is unchanged.",
 		codes: slices.Concat(wakeCodes, []problem.Code{problem.SnapshotNotFound, problem.BackupNotFound, problem.SnapshotLimitExceeded, problem.SandboxBusy,
@@ -101,7 +101,7 @@ func (a *API) registerSnapshots() {
 }
 
 func (a *API) createSnapshot(ctx context.Context, _ *SandboxPath, body *types.CreateSnapshotRequest, sb sandbox.Sandbox) (*snapshotOutput, error) {
-	req := sandbox.SnapshotRequest{Name: body.Name, RetainLast: body.RetainLast}
+	req := sandbox.SnapshotRequest{Name: body.Name, RetainLast: body.RetainLast, Paths: body.Paths}
 	if body.MaxAge != nil {
 		req.MaxAge = sandbox.Duration(*body.MaxAge)
 	}
@@ -218,5 +218,6 @@ func snapshotOf(s sandbox.Snapshot) types.Snapshot {
 		Entries:     s.Usage.Entries,
 		DurationMS:  milliseconds(time.Duration(s.Duration)),
 		FrozenMS:    milliseconds(time.Duration(s.Frozen)),
+		Paths:       s.Paths,
 	}
 }

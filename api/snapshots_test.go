@@ -13,6 +13,7 @@ import (
 	"github.com/doze-run/doze/archive/ociimage/imagetest"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestSnapshotsThroughTheAPI(t *testing.T) {
@@ -54,6 +55,51 @@ func TestSnapshotsThroughTheAPI(t *testing.T) {
 	}
 	s.refused(problem.SnapshotNotFound, "POST", "/sandbox/shop/restore", map[string]any{"snapshot_id": "before"})
 	s.refused(problem.SnapshotNotFound, "POST", "/sandbox", map[string]any{"snapshot": "before"})
+}
+
+func TestSnapshotOfPathsNamesThem(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := sandbox.ID(s.create("shop"))
+	s.node.Engine.Write(id, "f", "content")
+	s.node.Engine.Write(id, "g", "content")
+	taken := must[types.Snapshot](s, http.StatusCreated, "POST", "/sandbox/shop/snapshot", map[string]any{"name": "part", "paths": []string{"/srv/f"}})
+	testkit.Diff(t, "the paths", taken.Paths, []string{"/srv/f"})
+	if taken.Parent != "" || taken.SizeBytes == 0 || taken.Entries != 2 {
+		t.Errorf("the snapshot is %+v", taken)
+	}
+	testkit.Diff(t, "the snapshot", must[types.Snapshot](s, http.StatusOK, "GET", "/snapshots/part", nil), taken)
+	list := must[types.SnapshotList](s, http.StatusOK, "GET", "/sandbox/shop/snapshots", nil)
+	testkit.Diff(t, "the list", list.Snapshots, []types.Snapshot{taken})
+	s.node.Engine.Write(id, "f", "changed")
+	s.node.Engine.Write(id, "g", "changed")
+	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/shop/restore", map[string]any{"snapshot_id": "part"})
+	testkit.Diff(t, "the files", s.node.Engine.Files(id), map[string]string{"f": "content", "g": "changed"})
+	created := must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "copy", "snapshot": "part"})
+	testkit.Diff(t, "the files of the new sandbox", s.node.Engine.Files(sandbox.ID(created.ID)), map[string]string{"f": "content"})
+	whole := must[types.Snapshot](s, http.StatusCreated, "POST", "/sandbox/shop/snapshot", map[string]any{"paths": []string{}})
+	if whole.Paths != nil {
+		t.Errorf("a snapshot of the whole disk has the paths %q", whole.Paths)
+	}
+}
+
+func TestBadPathsOfASnapshotAreRefused(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.node.Engine.Write(sandbox.ID(s.create("shop")), "f", "content")
+	for _, tc := range []struct{ body, location, says string }{
+		{`{"paths":["srv"]}`, "body.paths[0]", "begin it with a slash, such as /srv/app"},
+		{`{"paths":["/srv/f","/srv/none"]}`, "body.paths[1]", `"/srv/none" does not exist; name files and folders that exist`},
+		{`{"paths":["/"]}`, "body.paths[0]", `"/" is the whole disk; leave paths out`},
+		{`{"paths":[` + strings.Repeat(`"/a",`, 100) + `"/a"]}`, "body.paths", "100"},
+		{`{"excludes":["a"]}`, "body.excludes", "the fields are keep_last, max_age, name, paths"},
+	} {
+		p := s.refused(problem.RequestInvalid, "POST", "/sandbox/shop/snapshot", tc.body)
+		if len(p.Errors) != 1 || p.Errors[0].Location != tc.location || !strings.Contains(p.Detail, tc.says) {
+			t.Errorf("%s: %+v", tc.body, p)
+		}
+	}
+	if list := must[types.SnapshotList](s, http.StatusOK, "GET", "/snapshots", nil); len(list.Snapshots) != 0 {
+		t.Errorf("%d snapshots are left", len(list.Snapshots))
+	}
 }
 
 func TestExportIsAnImage(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 )
 
-// CreateSnapshot takes a snapshot of the disk of a sandbox in any state, without waking it.
+// CreateSnapshot takes a snapshot of the disk of a sandbox in any state, or of some of its paths, without waking it.
 func (c *Client) CreateSnapshot(ctx context.Context, idOrName string, req types.CreateSnapshotRequest) (types.Snapshot, error) {
 	return fetch[types.Snapshot](ctx, c, request{method: http.MethodPost, path: sandboxPath(idOrName, "snapshot"), body: req})
 }
@@ -44,7 +44,7 @@ func (c *Client) DeleteSnapshot(ctx context.Context, idOrName string) error {
 	return c.delete(ctx, "/snapshots/"+url.PathEscape(idOrName))
 }
 
-// Restore replaces the disk of a sandbox by a snapshot, and returns the sandbox. With
+// Restore replaces the disk of a sandbox by a snapshot, or only the paths of a partial one, and returns the sandbox. With
 // force, it also ends requests and commands in progress.
 func (c *Client) Restore(ctx context.Context, idOrName string, req types.RestoreRequest, force bool) (types.Sandbox, error) {
 	return fetch[types.Sandbox](ctx, c, restoreRequest(idOrName, req, force))

@@ -169,7 +169,7 @@ type CreateSandboxRequest struct {
 	ArchiveAfter *Duration         `json:"archive_after,omitempty" doc:"Time stopped after which the sandbox is archived, if the node has an object store; 0s: never; default: the node's"`
 	Persist      Persist           `json:"persist,omitempty" doc:"State that a sleep keeps. memory: memory and disk, which is the default; disk: the disk, it stops; none: nothing, each stop ends its disk" example:"disk"`
 	TTL          *Duration         `json:"ttl,omitempty" doc:"Time after which the sandbox is destroyed with its files, even if it is in use; 0s: never, which is the default" example:"24h"`
-	Snapshot     string            `json:"snapshot,omitempty" maxLength:"63" doc:"Id or name of a snapshot, whose disk the sandbox begins with, and whose size, environment, times, persist and declared processes it gets where the request has none; excludes image" example:"before-upgrade"`
+	Snapshot     string            `json:"snapshot,omitempty" maxLength:"63" doc:"Id or name of a snapshot, whose disk the sandbox begins with, or whose paths on its image, and whose size, environment, times, persist and declared processes it gets where the request has none; excludes image" example:"before-upgrade"`
 	Warm         []Language        `json:"warm,omitempty" nullable:"false" maxItems:"3" doc:"Languages for which an interpreter starts with the sandbox, so that the first code of a context does not wait for it; each takes memory"`
 }
 

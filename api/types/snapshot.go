@@ -2,7 +2,7 @@ package types
 
 import "time"
 
-// Snapshot is the immutable disk of a sandbox.
+// Snapshot is the immutable disk of a sandbox, or a part of it.
 type Snapshot struct {
 	ID          string    `json:"id" doc:"12 characters of a-z and 0-9; never changes" example:"s7k2m9x4q3bz"`
 	Name        string    `json:"name,omitempty" doc:"Unique among the owner's snapshots; missing if it has none" example:"before-upgrade"`
@@ -16,6 +16,7 @@ type Snapshot struct {
 	Entries     int64     `json:"entries,omitempty" doc:"Files, folders and links that it adds; missing until they have been counted" example:"20201"`
 	DurationMS  float64   `json:"duration_ms" doc:"How long the snapshot took, in milliseconds"`
 	FrozenMS    float64   `json:"frozen_ms,omitempty" doc:"How long the programs of the sandbox were stopped for it, in milliseconds; missing if none ran"`
+	Paths       []string  `json:"paths,omitempty" nullable:"false" doc:"Paths that the snapshot contains, with the image's files there; a restore replaces only these. Missing if it is the whole disk" example:"[\"/srv/shop\"]"`
 }
 
 // SnapshotList is a page of snapshots.
@@ -28,7 +29,8 @@ type SnapshotList struct {
 type CreateSnapshotRequest struct {
 	Name       string    `json:"name,omitempty" doc:"1 to 63 of a-z, 0-9 and hyphens, unique among the owner's snapshots; default: none" example:"before-upgrade"`
 	MaxAge     *Duration `json:"max_age,omitempty" doc:"Age at which the node deletes the snapshot; default: never" example:"168h"`
-	RetainLast int       `json:"keep_last,omitempty" minimum:"0" maximum:"10000" doc:"How many of the sandbox's snapshots without a name stay, this one included; the node deletes the oldest; default: all" example:"7"`
+	RetainLast int       `json:"keep_last,omitempty" minimum:"0" maximum:"10000" doc:"How many of the sandbox's snapshots of the same paths without a name stay, this one included; the node deletes the oldest; default: all" example:"7"`
+	Paths      []string  `json:"paths,omitempty" nullable:"false" maxItems:"100" doc:"Absolute paths of the only files and folders that the snapshot contains, without one inside another, of at most 4096 bytes each and 32 KiB together; default: the whole disk" example:"[\"/srv/shop\"]"`
 }
 
 // RestoreRequest replaces the disk of a sandbox. Exactly one of SnapshotID and BackupID is set.

@@ -105,15 +105,15 @@ func (a *app) listBackupsCommand() *cobra.Command {
 			}
 			heads := []any{"ID", "SANDBOX", "IMAGE", "TAKEN", "SIZE", "SENT", "TOOK", "PATHS"}
 			return printTable(a, "backups", backups, heads, func(b types.Backup) []any {
-				return []any{b.ID, b.SandboxName, b.Image, ago(b.CreatedAt), size(b.SizeBytes), size(b.StoredBytes), milliseconds(b.DurationMS), backupPaths(b.Paths)}
+				return []any{b.ID, b.SandboxName, b.Image, ago(b.CreatedAt), size(b.SizeBytes), size(b.StoredBytes), milliseconds(b.DurationMS), pathsText(b.Paths)}
 			})
 		}),
 	}
 }
 
-// backupPaths returns the paths of a backup for a table, such as "/srv/shop and 2 more". A backup of the whole disk has the
-// path /.
-func backupPaths(paths []string) string {
+// pathsText returns the paths of a backup or a snapshot for a table, such as "/srv/shop and 2 more". One of the whole disk has
+// the path /.
+func pathsText(paths []string) string {
 	switch len(paths) {
 	case 0:
 		return "/"

@@ -15,9 +15,10 @@ func (a *app) snapshotCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot",
 		Short: "Disks of sandboxes, to restore and to fork",
-		Long: `Disks of sandboxes, to restore and to fork. A snapshot has all files of a sandbox, and
-never changes. Sandboxes that begin with it share its files until they change them.`,
+		Long: `Disks of sandboxes, to restore and to fork. A snapshot has all files of a sandbox, or the
+named ones, and never changes. Sandboxes that begin with it share its files until they change them.`,
 		Example: `  doze snapshot create shop before-upgrade
+  doze snapshot create shop --path /srv/shop
   doze snapshot ls shop
   doze restore shop before-upgrade
   doze create shop-2 --snapshot before-upgrade
@@ -34,7 +35,12 @@ func (a *app) createSnapshotCommand() *cobra.Command {
 		Use:   "create SANDBOX [NAME]",
 		Short: "Take a snapshot, and print its id",
 		Long: `Take a snapshot of the disk of a sandbox in any state, and print its id. This never wakes
-the sandbox. Programs that run stop for a moment, while the last changes are copied.`,
+the sandbox. Programs that run stop for a moment, while the last changes are copied.
+
+The snapshot is the whole disk or, with --path, the named files and folders. Restoring it then
+replaces only these.`,
+		Example: `  doze snapshot create shop before-upgrade
+  doze snapshot create shop --path /srv/shop --path /etc/shop.conf --keep-last 7`,
 		Args:              wants(1, 2),
 		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
@@ -48,7 +54,8 @@ the sandbox. Programs that run stop for a moment, while the last changes are cop
 		}),
 	}
 	cmd.Flags().Var(optionalDuration{&req.MaxAge}, "max-age", "age at which the node deletes it")
-	cmd.Flags().IntVar(&req.RetainLast, "keep-last", 0, "how many snapshots of the sandbox without a name stay; the node deletes the oldest; 0 for all")
+	cmd.Flags().StringArrayVar(&req.Paths, "path", nil, "only this absolute `PATH` of a file or folder; repeatable")
+	cmd.Flags().IntVar(&req.RetainLast, "keep-last", 0, "how many snapshots of the sandbox and of the same paths without a name stay; the node deletes the oldest; 0 for all")
 	return cmd
 }
 
@@ -67,7 +74,7 @@ func (a *app) listSnapshotsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			heads := []any{"ID", "NAME", "SANDBOX", "TAKEN", "SIZE", "FROZEN"}
+			heads := []any{"ID", "NAME", "SANDBOX", "TAKEN", "SIZE", "FROZEN", "PATHS"}
 			return printTable(a, "snapshots", snapshots, heads, func(s types.Snapshot) []any {
 				bytes, frozen := "-", "-"
 				if s.SizeBytes > 0 {
@@ -76,7 +83,7 @@ func (a *app) listSnapshotsCommand() *cobra.Command {
 				if s.FrozenMS > 0 {
 					frozen = milliseconds(s.FrozenMS)
 				}
-				return []any{s.ID, cmp.Or(s.Name, "-"), s.SandboxName, ago(s.CreatedAt), bytes, frozen}
+				return []any{s.ID, cmp.Or(s.Name, "-"), s.SandboxName, ago(s.CreatedAt), bytes, frozen, pathsText(s.Paths)}
 			})
 		}),
 	}
@@ -101,7 +108,8 @@ func (a *app) restoreCommand() *cobra.Command {
 		Use:   "restore SANDBOX SNAPSHOT",
 		Short: "Replace the disk of a sandbox by a snapshot",
 		Long: `Replace the disk of a sandbox by a snapshot. Its programs end and its files are
-discarded; it keeps its name, ports and rules. If it was running, it starts again.`,
+discarded; it keeps its name, ports and rules. If it was running, it starts again.
+A snapshot of paths replaces only these.`,
 		Example: "  doze restore shop before-upgrade",
 		Args:    wants(2, 2),
 		ValidArgsFunction: a.complete(func(ctx context.Context, node *client.Client, args []string) []string {

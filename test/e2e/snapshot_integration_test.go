@@ -97,6 +97,53 @@ func TestSnapshotHasEverythingInEachState(t *testing.T) {
 	}
 }
 
+// A snapshot of paths has everything at these, with the image's files, and a restore replaces only them.
+func TestSnapshotOfPaths(t *testing.T) {
+	n := commonNode(t)
+	const etc = `cd /etc && find apt alternatives -printf '%P %y %m %U:%G %s %l\n' | sort; sha256sum $(find apt -type f | sort)`
+	for _, state := range []types.State{types.StateRunning, types.StateAsleep, types.StateStopped} {
+		t.Run(string(state), func(t *testing.T) {
+			b := n.newBox(t)
+			b.exec(makeKinds)
+			b.exec("rm -r /etc/apt/sources.list.d; echo 1 >/etc/apt/own; echo 1 >/srv/rest")
+			want, wantEtc := b.exec(describe), b.exec(etc)
+			switch state {
+			case types.StateAsleep:
+				b.sleep()
+			case types.StateStopped:
+				b.stop()
+			}
+			if _, err := n.API.CreateSnapshot(testkit.Context(t), b.id, types.CreateSnapshotRequest{Paths: []string{"/srv", "/none/a"}}); !problem.Has(err, problem.RequestInvalid) || !strings.Contains(err.Error(), `"/none" does not exist`) {
+				t.Errorf("a path that does not exist: %v", err)
+			}
+			paths := []string{"/srv/kinds", "/etc/apt", "/etc/alternatives"}
+			s := b.snapshot(types.CreateSnapshotRequest{Paths: paths})
+			testkit.Diff(t, "paths", s.Paths, paths)
+			if b.state() != state {
+				t.Errorf("the snapshot left the sandbox %s", b.state())
+			}
+			if running := state == types.StateRunning; running != (s.FrozenMS > 0) || s.Parent != "" || s.SizeBytes == 0 {
+				t.Errorf("the snapshot is %+v", s)
+			}
+			b.exec("echo changed >/srv/kinds/a/first; rm /srv/kinds/link /etc/apt/own; echo 2 >/etc/apt/new; echo 2 >/srv/rest; echo 2 >/srv/new; chmod 701 /srv")
+			b.restore(s.ID)
+			testkit.Diff(t, "restored paths", b.exec(describe), want)
+			testkit.Diff(t, "restored paths of the image", b.exec(etc), wantEtc)
+			if got := b.exec("cat /srv/rest /srv/new; stat -c %a /srv"); got != "2\n2\n701" {
+				t.Errorf("the rest of the disk is %q", got)
+			}
+			of := n.newBoxOf(t, s.ID)
+			testkit.Diff(t, "paths in a new sandbox", of.exec("rm -rf /usr/share/doc /etc/motd; "+describe), want)
+			testkit.Diff(t, "paths of the image in a new sandbox", of.exec(etc), wantEtc)
+			if got := of.exec("ls /srv"); got != "kinds" {
+				t.Errorf("the new sandbox has %q", got)
+			}
+			again := of.snapshot(types.CreateSnapshotRequest{})
+			testkit.Diff(t, "a snapshot of the new sandbox", n.newBoxOf(t, again.ID).exec(etc), wantEtc)
+		})
+	}
+}
+
 func TestSnapshotOfASnapshot(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
