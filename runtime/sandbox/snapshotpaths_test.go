@@ -197,6 +197,7 @@ func TestRestoredSnapshotIsDeletedAfterItsCopy(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.Open(t, nil)
 	id := newDisk(t, n, "box")
+	older := snapshotPaths(t, n, id, sandbox.SnapshotRequest{})
 	s := snapshotPaths(t, n, id, sandbox.SnapshotRequest{Paths: []string{"/srv/a"}})
 	n.Engine.Write(id, "a", "2")
 	release := n.Disks.Block("stage")
@@ -208,6 +209,8 @@ func TestRestoredSnapshotIsDeletedAfterItsCopy(t *testing.T) {
 	}()
 	n.Disks.AwaitBlocked(t, "stage")
 	testkit.NoError(t, "DeleteSnapshot", n.Manager.DeleteSnapshot(t.Context(), owner, s.ID))
+	testkit.NoError(t, "DeleteSnapshot", n.Manager.DeleteSnapshot(t.Context(), owner, older.ID))
+	testkit.Eventually(t, "the older snapshot is removed", func() bool { return n.Engine.Snapshots() <= 1 }) // newer ones are removed before
 	release()
 	testkit.NoError(t, "Restore", testkit.Receive(t, "the end of the restore", done))
 	testkit.Diff(t, "files", n.Engine.Files(id), map[string]string{"a": "1"})
