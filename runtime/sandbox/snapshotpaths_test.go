@@ -22,7 +22,7 @@ func snapshotPaths(t *testing.T, n *sandboxtest.Node, id sandbox.ID, req sandbox
 func TestPartialSnapshotReplacesItsPathsOnly(t *testing.T) {
 	for state, c := range map[sandbox.State]struct {
 		enter func(*testing.T, *sandboxtest.Node, sandbox.ID)
-		taken sandbox.State // after the snapshot
+		asIs  sandbox.State // after the snapshot
 		after sandbox.State // after the restore
 	}{
 		sandbox.StateRunning:  {func(*testing.T, *sandboxtest.Node, sandbox.ID) {}, sandbox.StateRunning, sandbox.StateRunning},
@@ -39,7 +39,7 @@ func TestPartialSnapshotReplacesItsPathsOnly(t *testing.T) {
 			c.enter(t, n, source)
 			paths := []string{"/srv/a", "/srv/b"}
 			s := snapshotPaths(t, n, source, sandbox.SnapshotRequest{Name: "part", Paths: paths})
-			if sb, _ := n.Manager.ByID(source); sb.State != c.taken {
+			if sb, _ := n.Manager.ByID(source); sb.State != c.asIs {
 				t.Errorf("the snapshot left the sandbox %s", sb.State)
 			}
 			if s.Parent != "" || s.Depth != 1 || s.Usage.Entries != 3 || !s.Partial() {

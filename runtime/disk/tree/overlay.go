@@ -40,10 +40,10 @@ type PathError struct {
 func (e *PathError) Error() string { return strconv.Quote(e.Path) + " " + e.Reason }
 
 // Check returns *PathError if a disk does not have one of the paths.
-func (p Paths) Check(disk *Folder) error { return p.check(disk, "/") }
+func (p Paths) Check(disk *Folder) error { return p.checkIn(disk, "/") }
 
-// check is Check for the paths in the folder with the path at.
-func (p Paths) check(f *Folder, at string) error {
+// checkIn is Check for the paths in the folder with the path at.
+func (p Paths) checkIn(f *Folder, at string) error {
 	entries, err := f.Named(p, at)
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func (p Paths) check(f *Folder, at string) error {
 		if err != nil {
 			return err
 		}
-		err = p[e.Name].check(inner, path.Join(at, e.Name))
+		err = p[e.Name].checkIn(inner, path.Join(at, e.Name))
 		inner.Close()
 		if err != nil {
 			return err
