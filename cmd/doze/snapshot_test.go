@@ -1,30 +1,28 @@
 package main
 
 import (
-	"strings"
+	"regexp"
 	"testing"
 
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestForksAreNamedOrCounted(t *testing.T) {
+func TestSnapshotOfPaths(t *testing.T) {
 	r := newRig(t)
-	r.ok("create", "a")
-	r.misused("--count 3 is not the number of names", "fork", "a", "b", "--count", "3")
-	forks := func(args ...string) (names []string) {
-		t.Helper()
-		list := decodeJSON[types.ForkList](t, r.ok(append([]string{"fork", "--json"}, args...)...))
-		for _, sb := range list.Sandboxes {
-			names = append(names, sb.Name)
-		}
-		return names
+	id := sandbox.ID(decodeJSON[types.Sandbox](t, r.ok("create", "shop", "--json")).ID)
+	r.node.Engine.Write(id, "f", "content")
+	r.node.Engine.Write(id, "g", "content")
+	s := decodeJSON[types.Snapshot](t, r.ok("snapshot", "create", "shop", "part", "--path", "/srv/f", "--path", "/srv/g", "--json"))
+	testkit.Diff(t, "paths", s.Paths, []string{"/srv/f", "/srv/g"})
+	r.ok("snapshot", "create", "shop", "whole")
+	if out := r.ok("snapshot", "ls", "shop"); !regexp.MustCompile(`^ID +NAME +SANDBOX +TAKEN +SIZE +FROZEN +PATHS\n\S+ +whole .* /\n\S+ +part .* /srv/f and 1 more\n$`).MatchString(out) {
+		t.Errorf("ls printed %q", out)
 	}
-	if names := forks("a", "b", "c"); strings.Join(names, " ") != "b c" {
-		t.Errorf("the forks are %q", names)
-	}
-	for count, args := range map[int][]string{1: {"a"}, 2: {"a", "-n", "2"}} {
-		if names := forks(args...); len(names) != count {
-			t.Errorf("%q made %q", args, names)
-		}
-	}
+	r.node.Engine.Write(id, "f", "changed")
+	r.node.Engine.Write(id, "h", "new")
+	r.ok("restore", "shop", "part")
+	testkit.Diff(t, "the files", r.node.Engine.Files(id), map[string]string{"f": "content", "g": "content", "h": "new"})
+	r.refused("request_invalid: ", "snapshot", "create", "shop", "--path", "/srv/none")
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -44,10 +45,35 @@ func (b *liveSandbox) restorePartial(ctx context.Context, of Snapshot, force boo
 	}
 	return b.restorePaths(ctx, pathsSource{
 		paths: s.Paths, usage: s.Usage, kind: "snapshot", event: Event{Snapshot: s.ID},
-		fetch: func(ctx context.Context, to SnapshotID) (DiskUsage, error) {
-			return b.m.deps.Disks.Stage(ctx, s.ID, to)
-		},
+		fetch: func(ctx context.Context, to SnapshotID) (DiskUsage, error) { return b.stage(ctx, s.ID, to) },
 	}, force)
+}
+
+// spaceCheck is how often the node checks its free space during the copy of a partial snapshot, which has no progress.
+const spaceCheck = 250 * time.Millisecond
+
+// stage copies the files of a partial snapshot. It stops when the node gets short of space.
+func (b *liveSandbox) stage(ctx context.Context, from, to SnapshotID) (DiskUsage, error) {
+	ignore := func(BackupProgress) {}
+	return b.whileSpace(ctx, ignore, func(ctx context.Context, check func(BackupProgress)) (DiskUsage, error) {
+		ended := make(chan struct{})
+		var checks sync.WaitGroup
+		checks.Go(func() {
+			every := time.NewTicker(spaceCheck)
+			defer every.Stop()
+			for {
+				select {
+				case <-ended:
+					return
+				case <-every.C:
+					check(BackupProgress{})
+				}
+			}
+		})
+		defer checks.Wait()
+		defer close(ended)
+		return b.m.deps.Disks.Stage(ctx, from, to)
+	})
 }
 
 // restorePaths replaces the paths of a partial backup or snapshot on the disk. Its steps leave the disk unchanged until

@@ -249,3 +249,36 @@ func TestBaseOfACapturedDiskStaysUntilItIsPublished(t *testing.T) {
 		})
 	}
 }
+
+func TestSnapshotThatDoesNotFitIsNotRestored(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	s := snapshotPaths(t, n, id, sandbox.SnapshotRequest{Paths: []string{"/srv/a"}})
+	setFree(n, reserve+1000)
+	_, err := n.Manager.Restore(t.Context(), id, s.ID, false)
+	testkit.ErrorIs(t, "Restore", err, sandbox.ErrStoreFull)
+	if err != nil && !strings.Contains(err.Error(), "the snapshot needs 12 KiB; /disks had 2.0 GiB free") {
+		t.Errorf("the error is %q", err)
+	}
+}
+
+func TestShortageOfSpaceEndsTheCopyOfASnapshot(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	s := snapshotPaths(t, n, id, sandbox.SnapshotRequest{Paths: []string{"/srv/a"}})
+	n.Engine.Write(id, "a", "2")
+	release := n.Disks.Block("stage")
+	defer release()
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Manager.Restore(t.Context(), id, s.ID, false)
+		done <- err
+	}()
+	n.Disks.AwaitBlocked(t, "stage")
+	setFree(n, reserve-1)
+	n.Manager.WatchDisks()
+	testkit.ErrorIs(t, "Restore", testkit.Receive(t, "the end of the restore", done), sandbox.ErrStoreFull)
+	testkit.Diff(t, "files", n.Engine.Files(id), map[string]string{"a": "2"})
+}
