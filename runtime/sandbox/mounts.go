@@ -251,9 +251,13 @@ func (b *liveSandbox) mountNow(ctx context.Context, m Mount) error {
 
 // mountAgain mounts a bucket at a folder that exists. Needs the transition lock.
 func (b *liveSandbox) mountAgain(ctx context.Context, m Mount) error {
-	generation, err := b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m)
+	pid := int(b.pid.Load())
+	generation, err := b.m.deps.Buckets.Mount(ctx, b.id, pid, m)
 	if err != nil {
-		return err
+		// A call that took too long may have mounted it.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
+		defer cancel()
+		return errors.Join(err, b.m.deps.Buckets.Unmount(ctx, b.id, pid, m.Path))
 	}
 	b.mounted.add(m.Path, generation)
 	return nil
@@ -267,11 +271,8 @@ func (b *liveSandbox) unmountNow(ctx context.Context, path string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mountWait)
 	defer cancel()
-	if err := b.m.deps.Buckets.Unmount(ctx, b.id, pid, path); err != nil {
-		return err
-	}
-	b.mounted.remove(path)
-	return nil
+	b.mounted.remove(path) // also if it fails: then its file system may have ended, and it is mounted again
+	return b.m.deps.Buckets.Unmount(ctx, b.id, pid, path)
 }
 
 // mountAll mounts the buckets of a sandbox whose container has started. Its programs must not run without them, because

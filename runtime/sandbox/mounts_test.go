@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -154,6 +155,36 @@ func TestSandboxDoesNotWakeWithoutItsBuckets(t *testing.T) {
 	if sb, _ := n.Manager.ByID(id); sb.Condition.Code != "" {
 		t.Errorf("it has the condition %+v", sb.Condition)
 	}
+}
+
+func TestFailedMountIsNotLeft(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	n.Buckets.FailOnce("mounted", context.DeadlineExceeded)
+	_, err := n.Manager.Mount(t.Context(), id, sandbox.Mount{Bucket: "data", Path: filepath.Join(t.TempDir(), "data")})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	wantMounts(t, n, id)
+}
+
+// The file system may have ended before the unmount failed.
+func TestMountWhoseUnmountFailedIsMountedAgain(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	path := filepath.Join(t.TempDir(), "data")
+	mountAt(t, n, id, path)
+	failed := errors.New("the folder was moved")
+	n.Buckets.FailOnce("unmount", failed)
+	if err := n.Manager.Unmount(t.Context(), id, path); !errors.Is(err, failed) {
+		t.Errorf("got %v", err)
+	}
+	n.Buckets.Restart()
+	mustSleep(t, n.Manager, id)
+	acquire(t, n.Manager, id).Release()
+	wantMounts(t, n, id, path)
 }
 
 func TestUnmountOfAMissingBucketEndsTheCondition(t *testing.T) {

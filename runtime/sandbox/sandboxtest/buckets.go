@@ -12,7 +12,7 @@ import (
 )
 
 // Buckets implements sandbox.Buckets for the buckets "data" and "models", and notes the mounts. Its Faults apply to
-// the operations "check", "mount" and "unmount".
+// the operations "check", "mount", "mounted", which fails after the mount, and "unmount".
 type Buckets struct {
 	Faults
 
@@ -58,7 +58,7 @@ func (b *Buckets) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.M
 	defer b.mu.Unlock()
 	b.mounts[mountPoint{id, pid, m.Path}] = m
 	b.mountCalls++
-	return b.generation, nil
+	return b.generation, b.begin(ctx, "mounted")
 }
 
 // Unmount implements sandbox.Buckets.
