@@ -130,6 +130,15 @@ func TestSandboxesAreDurable(t *testing.T) {
 		t.Error("its container is left")
 	}
 	sb := create(t, n.Manager, "app")
+	mustStop(t, n.Manager, sb.ID)
+	testkit.NoError(t, "remove the container outside of doze", n.Engine.Remove(t.Context(), sb.ID))
+	n.Disks.FailOnce("sync", syscall.EIO)
+	if _, err := n.Manager.Wake(t.Context(), sb.ID); !errors.Is(err, syscall.EIO) {
+		t.Errorf("started a container that is not durable: %v", err)
+	}
+	if n.Engine.Count() != 0 {
+		t.Error("its next container is left, and the next start would not sync it")
+	}
 	n.Disks.Fail("sync", syscall.EIO)
 	if err := n.Manager.Destroy(t.Context(), sb.ID); !errors.Is(err, syscall.EIO) {
 		t.Errorf("destroy: %v", err)

@@ -354,12 +354,13 @@ func (b *liveSandbox) start(ctx context.Context) error {
 
 // createContainer creates the container, whose disk survives a loss of power.
 func (b *liveSandbox) createContainer(ctx context.Context, spec ContainerSpec) error {
-	err := b.m.deps.Engine.Create(ctx, spec)
-	if err == nil {
-		err = b.m.deps.Disks.Sync(ctx, b.id)
-	}
-	if err != nil {
+	if err := b.m.deps.Engine.Create(ctx, spec); err != nil {
 		return fullDisk(err)
+	}
+	if err := b.m.deps.Disks.Sync(ctx, b.id); err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopSlack)
+		defer cancel()
+		return fullDisk(errors.Join(err, b.m.deps.Engine.Remove(ctx, b.id))) // the next start would find it and not sync it
 	}
 	b.emptyDisk()
 	return nil
