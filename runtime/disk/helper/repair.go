@@ -16,6 +16,7 @@ import (
 	"go.podman.io/storage"
 	"go.podman.io/storage/pkg/idtools"
 
+	"github.com/doze-run/doze/internal/durable"
 	"github.com/doze-run/doze/runtime/disk/wire"
 )
 
@@ -56,7 +57,10 @@ func (d *Disks) removeOrphans(now time.Time) error {
 		before = info.ModTime()
 	}
 	var folders []string // before the lists: what is created later is not an orphan
-	for _, parent := range []string{d.layerFolder(""), d.listFolder("images"), d.listFolder("containers")} {
+	for kind, parent := range map[string]string{"layers": d.layerFolder(""), "images": d.listFolder("images"), "containers": d.listFolder("containers")} {
+		if !hasList(d.listFolder(kind), kind) {
+			continue
+		}
 		old, err := foldersBefore(parent, before)
 		if err != nil {
 			return err
@@ -141,6 +145,13 @@ func (d *Disks) removeLayers(layers []storage.Layer) error {
 func (d *Disks) ofSandbox(l storage.Layer) bool {
 	ids := []idtools.IDMap{{ContainerID: d.config.IDs.Container, HostID: d.config.IDs.Host, Size: d.config.IDs.Size}}
 	return len(l.Names) == 0 && l.CompressedDigest == "" && l.UncompressedDigest == "" && l.TOCDigest == "" && slices.Equal(l.UIDMap, ids)
+}
+
+// hasList reports whether the storage has its list of layers, images or containers, which may have no entries. The storage reads a
+// list that is missing or empty as one without entries, and then all folders would seem to be orphans.
+func hasList(folder, kind string) bool {
+	info, err := os.Stat(filepath.Join(folder, kind+".json"))
+	return err == nil && info.Size() > 0
 }
 
 // foldersBefore returns the paths of the folders of layers, images or containers that have not changed since that time.
@@ -251,23 +262,9 @@ func repairLinks(overlay string, children map[string][]string) error {
 		if err := os.Symlink(target, filepath.Join(links, string(name))); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		if err := replace(filepath.Join(layer, "link"), name); err != nil {
+		if err := durable.Write(filepath.Join(layer, "link"), name, os.Rename); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// replace replaces a file by one with other content. A loss of power leaves one or the other, but never an empty file:
-// the content is synced, the rename is not.
-func replace(path string, content []byte) error {
-	f, err := os.Create(path + ".new")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
 }

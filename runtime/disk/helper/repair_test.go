@@ -151,3 +151,17 @@ func TestOnlyOldFoldersOfIdsAreFound(t *testing.T) {
 	_, err = foldersBefore(filepath.Join(parent, "missing"), before)
 	testkit.ErrorIs(t, "foldersBefore of no folder", err, fs.ErrNotExist)
 }
+
+func TestListsOfTheStorage(t *testing.T) {
+	folder := t.TempDir()
+	list := filepath.Join(folder, "layers.json")
+	if hasList(folder, "layers") {
+		t.Error("a missing list is one")
+	}
+	for content, want := range map[string]bool{"": false, "[]": true} {
+		testkit.NoError(t, "write", os.WriteFile(list, []byte(content), 0o600))
+		if got := hasList(folder, "layers"); got != want {
+			t.Errorf("a list with the content %q: got %t", content, got)
+		}
+	}
+}
