@@ -45,6 +45,9 @@ const (
 	opInterrupt   = 36
 	opDestroy     = 38
 	opIoctl       = 39
+	opFallocate   = 43
+	opLseek       = 46
+	opCopyRange   = 47
 	opBatchForget = 42
 	opReaddirplus = 44
 )
@@ -184,7 +187,7 @@ func (d *device) handle(request []byte) {
 func isOfOpenFile(opcode uint32, request []byte) bool {
 	switch opcode {
 	case opRead, opWrite, opFlush, opFsync, opRelease, opReaddir, opReaddirplus, opFsyncdir, opReleasedir, opGetattr,
-		opForget, opBatchForget, opInterrupt, opDestroy:
+		opFallocate, opLseek, opCopyRange, opForget, opBatchForget, opInterrupt, opDestroy:
 		return true
 	case opSetattr:
 		if len(request) < setValidAt+4 {
