@@ -44,6 +44,9 @@ const (
 	maxConfig = 4 << 20
 	// maxRedirects is the limit of net/http.
 	maxRedirects = 10
+	// responseWait is how long a registry may take to respond after it has received a request. Registries verify a layer of
+	// many gigabytes before they respond.
+	responseWait = 10 * time.Minute
 )
 
 // Config configures Open.
@@ -88,6 +91,7 @@ func Open(ctx context.Context, cfg Config) (*Repository, error) {
 	transport.Protocols = new(http.Protocols)
 	transport.Protocols.SetHTTP1(true) // as transfers of api/client; HTTP/2 is slower, and has other errors
 	transport.TLSClientConfig = &tls.Config{RootCAs: roots, InsecureSkipVerify: cfg.SkipTLSVerify}
+	transport.ResponseHeaderTimeout = responseWait
 	if cfg.dial != nil {
 		transport.DialContext = cfg.dial
 	}
@@ -220,7 +224,7 @@ type Pushed struct {
 }
 
 // Push uploads the image of an archive that ociimage.Write has written, and sets the tag. It reads
-// the archive without waiting for the uploads, and stores compressed layers in temporary files
+// the archive without waiting for the uploads of layers, and stores compressed layers in temporary files
 // meanwhile. Blobs that the registry has are not uploaded. After an error, the tag is unchanged.
 // Push must not be called twice.
 func (r *Repository) Push(ctx context.Context, archive io.Reader) (Pushed, error) {
