@@ -72,6 +72,14 @@ func (d *Disks) Publish(r wire.Request, reply *wire.Reply) error {
 // publishFlat is Publish with Flatten, or of a copy of paths.
 func (d *Disks) publishFlat(snapshot string, c *copying) error {
 	staging, flat := d.staging(snapshot), d.flat(snapshot)
+	digests, err := d.imageLayers(c.base.image)
+	if err != nil {
+		return err
+	}
+	base, err := d.imageOf(wire.Request{Image: digests}) // before the copy
+	if err != nil {
+		return fmt.Errorf("find the image below the snapshots: %w", err)
+	}
 	if err := d.flatten(c, staging, flat); err != nil {
 		return err
 	}
@@ -82,14 +90,6 @@ func (d *Disks) publishFlat(snapshot string, c *copying) error {
 		return err
 	}
 	d.end(snapshot)
-	digests, err := d.imageLayers(c.base.image)
-	if err != nil {
-		return err
-	}
-	base, err := d.imageOf(wire.Request{Image: digests})
-	if err != nil {
-		return err
-	}
 	return d.adopt(snapshot, base)
 }
 
