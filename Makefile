@@ -36,7 +36,7 @@ BUILD_S3SERVER = cd test/s3server && CGO_ENABLED=0 go build -trimpath -buildvcs=
 # A container registry for tests.
 BUILD_REGISTRY = cd test/registry && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(TEST_HOME)/bin/doze-registry .
 
-.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures xterm test-unit test-mounts test-power test-clients test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench bench-disks soak tags check prose openapi docs pictures xterm test-unit test-mounts test-power test-clients test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -94,6 +94,19 @@ bench: build setup ## the figures that a node must reach, and its peers': BENCH=
 	CGO_ENABLED=0 go build $(COMPILE) -o $(TEST_HOME)/bin/bench ./test/bench
 	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
+	@[ -n '$(BENCH)' ] || $(MAKE) --no-print-directory bench-disks
+
+bench-disks: build setup ## snapshots, forks, restores and backups on file systems of their own (12 GB, root or sudo): FILESYSTEMS=xfs
+	@packaging/host/setup --with-tests
+	@packaging/host/as-root images/build base
+	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
+	$(BUILD_S3SERVER)
+	CGO_ENABLED=0 go build $(COMPILE) -o $(TEST_HOME)/bin/bench ./test/bench
+	@mkdir -p build && chmod 1777 build # written by the users of the benchmarks
+	@for type in $(or $(FILESYSTEMS),ext4 xfs btrfs); do \
+		rm -f build/bench-$$type.json; \
+		packaging/host/as-root test/bench/filesystem $$type 12 $(TEST_HOME)/bin -only snapshot,backup -json build/bench-$$type.json || exit 1; \
+	done
 
 soak: build setup ## build the image full and check it; work on a node for DURATION (15m) and report resources that it does not release; losses of power
 	@packaging/host/as-root images/build base full
