@@ -100,7 +100,7 @@ func fileSystemOf(folder string) (fileSystem, error) {
 
 // snapshotBar is the bar of snapshots of a running sandbox, in ms.
 func (f fileSystem) snapshotBar() (text string, total, frozen float64) {
-	if f.shares { // what Fly Sprites publishes
+	if f.shares { // the time that Fly Sprites publishes
 		return "≤ 300 ms; frozen ≤ 50 ms; ≥ 5 times faster", 300, 50
 	}
 	return "≤ 2 s; frozen ≤ 1 s; ≥ 5 times faster", 2000, 1000

@@ -309,7 +309,7 @@ func linkedFile(t *testing.T, folder string, size int64) {
 	testkit.NoError(t, "link", os.Link(file, filepath.Join(folder, "link")))
 }
 
-// capture captures a folder of stopped programs, of which nothing has been uploaded.
+// capture captures a folder of stopped programs before any upload.
 func capture(t *testing.T, folder string, limit int64) (*pack, error) {
 	t.Helper()
 	disk, err := openSelected(wire.Request{Layers: []string{folder}})
