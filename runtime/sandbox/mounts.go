@@ -70,9 +70,6 @@ const (
 	mountWait = 20 * time.Second
 )
 
-// reserved are the folders of a sandbox that cannot contain a mount point.
-var reserved = []string{"/proc", "/sys", "/dev", "/.doze"}
-
 // Mount mounts a bucket in a sandbox, which it wakes, and returns the mount. It creates the folder if necessary. It
 // changes nothing if the same bucket is already mounted there in the same way. Cold starts mount it again. Errors:
 // *InvalidError, ErrDestroyed, ErrMountExists, ErrNoMountPoint, ErrNoFUSE, *ObjectStoreError, and the errors of Acquire.
@@ -116,6 +113,7 @@ func (m *Manager) Mount(ctx context.Context, id ID, mount Mount) (Mount, error) 
 		return Mount{}, err
 	}
 	if err := b.mountNow(ctx, mount); err != nil {
+		err = errors.Join(err, b.unmountNow(ctx, mount.Path)) // a call that took too long may have mounted it
 		b.change(func(sb *Sandbox) { sb.Mounts = withoutMount(sb.Mounts, mount.Path) })
 		return Mount{}, errors.Join(err, b.save(context.WithoutCancel(ctx)))
 	}
@@ -172,15 +170,12 @@ func (b *liveSandbox) findMount(want Mount) (*Mount, error) {
 		if have == want {
 			return &have, nil
 		}
-		if have.Path == want.Path || isBelow(have.Path, want.Path) || isBelow(want.Path, have.Path) {
+		if within(have.Path, want.Path) || within(want.Path, have.Path) {
 			return nil, fmt.Errorf("%s is at %s: %w", have.Bucket, have.Path, ErrMountExists)
 		}
 	}
 	return nil, nil
 }
-
-// isBelow reports whether a path is below a folder.
-func isBelow(path, folder string) bool { return strings.HasPrefix(path, folder+"/") }
 
 func (m *Manager) validateMount(mount Mount) error {
 	if names := m.deps.Buckets.Names(); !slices.Contains(names, mount.Bucket) {
@@ -221,7 +216,7 @@ func badMountPath(p string) string {
 		return "is not text in UTF-8"
 	case !path.IsAbs(p) || p != path.Clean(p):
 		return fmt.Sprintf("%q is not an absolute path without . and ..", clip(p))
-	case p == "/" || slices.ContainsFunc(reserved, func(folder string) bool { return p == folder || isBelow(p, folder) }):
+	case p == "/" || slices.ContainsFunc(unselectable, func(folder string) bool { return within(p, folder) }):
 		return fmt.Sprintf("%q cannot be a mount point", clip(p))
 	}
 	return ""
@@ -251,13 +246,9 @@ func (b *liveSandbox) mountNow(ctx context.Context, m Mount) error {
 
 // mountAgain mounts a bucket at a folder that exists. Needs the transition lock.
 func (b *liveSandbox) mountAgain(ctx context.Context, m Mount) error {
-	pid := int(b.pid.Load())
-	generation, err := b.m.deps.Buckets.Mount(ctx, b.id, pid, m)
+	generation, err := b.m.deps.Buckets.Mount(ctx, b.id, int(b.pid.Load()), m)
 	if err != nil {
-		// A call that took too long may have mounted it.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
-		defer cancel()
-		return errors.Join(err, b.m.deps.Buckets.Unmount(ctx, b.id, pid, m.Path))
+		return err // a mount that has ended stays, so that programs do not write to the folder below it
 	}
 	b.mounted.add(m.Path, generation)
 	return nil

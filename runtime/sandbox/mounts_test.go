@@ -169,6 +169,25 @@ func TestFailedMountIsNotLeft(t *testing.T) {
 	wantMounts(t, n, id)
 }
 
+// Programs must not write to the folder below a mount that has ended.
+func TestMountThatHasEndedStaysUntilItIsMountedAgain(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "box").ID
+	mountAt(t, n, id, filepath.Join(t.TempDir(), "data"))
+	n.Crash(t, func() {
+		n.Buckets.Restart()
+		n.Buckets.Fail("mount", sandbox.ErrBucketNotFound)
+		n.Buckets.Fail("unmount", errors.New("it was unmounted"))
+	})
+	sb, _ := n.Manager.ByID(id)
+	if sb.Condition.Code != sandbox.ConditionMountFailed || strings.Contains(sb.Condition.Message, "it was unmounted") {
+		t.Errorf("the condition: %+v", sb.Condition)
+	}
+	n.Buckets.Fail("mount", nil)
+	n.Buckets.Fail("unmount", nil)
+}
+
 // The file system may have ended before the unmount failed.
 func TestMountWhoseUnmountFailedIsMountedAgain(t *testing.T) {
 	t.Parallel()

@@ -32,7 +32,7 @@ const (
 	maxSelection = 32 << 10 // all paths and patterns together
 )
 
-// unselectable are the folders that are not on the disk.
+// unselectable are the folders that are not on the disk, and cannot contain a mount point.
 var unselectable = []string{"/proc", "/sys", "/dev", "/.doze"}
 
 // Partial reports whether the backup contains only a part of the disk.
