@@ -58,7 +58,7 @@ func (d *Disks) removeOrphans(now time.Time) error {
 	}
 	var folders []string // before the lists: what is created later is not an orphan
 	for kind, parent := range map[string]string{"layers": d.layerFolder(""), "images": d.listFolder("images"), "containers": d.listFolder("containers")} {
-		if !hasList(d.listFolder(kind), kind) {
+		if !hasList(filepath.Join(d.listFolder(kind), kind+".json")) {
 			continue
 		}
 		old, err := foldersBefore(parent, before)
@@ -97,7 +97,8 @@ func (d *Disks) removeInterrupted(below string) error {
 }
 
 // orphans returns the layers of sandboxes that neither containers nor images nor other layers use, and the ids of all layers,
-// images and containers in the storage's lists. Containers may be in creation for the layers.
+// images and containers in the storage's lists. Containers may be in creation for the layers. Without the list of containers, it
+// returns no layers.
 func (d *Disks) orphans() (orphans []storage.Layer, listed map[string]bool, err error) {
 	layers, err := d.store.Layers()
 	if err != nil {
@@ -125,6 +126,9 @@ func (d *Disks) orphans() (orphans []storage.Layer, listed map[string]bool, err 
 	for _, c := range containers {
 		listed[c.ID], used[c.LayerID] = true, true
 	}
+	if !hasList(d.containersList()) {
+		return nil, listed, nil
+	}
 	return slices.DeleteFunc(layers, func(l storage.Layer) bool { return used[l.ID] || !d.ofSandbox(l) }), listed, nil
 }
 
@@ -147,11 +151,19 @@ func (d *Disks) ofSandbox(l storage.Layer) bool {
 	return len(l.Names) == 0 && l.CompressedDigest == "" && l.UncompressedDigest == "" && l.TOCDigest == "" && slices.Equal(l.UIDMap, ids)
 }
 
-// hasList reports whether the storage has its list of layers, images or containers, which may have no entries. The storage reads a
-// list that is missing or empty as one without entries, and then all folders would seem to be orphans.
-func hasList(folder, kind string) bool {
-	info, err := os.Stat(filepath.Join(folder, kind+".json"))
+// hasList reports whether the file of a list of the storage has a list, which may be without entries. The storage reads a
+// file that is missing or empty like such a list, and then everything would seem to be an orphan.
+func hasList(path string) bool {
+	info, err := os.Stat(path)
 	return err == nil && info.Size() > 0
+}
+
+// containersList returns the file with the list of containers.
+func (d *Disks) containersList() string {
+	if d.config.Transient {
+		return filepath.Join(d.config.RunRoot, d.config.Driver+"-containers", "volatile-containers.json")
+	}
+	return filepath.Join(d.listFolder("containers"), "containers.json")
 }
 
 // foldersBefore returns the paths of the folders of layers, images or containers that have not changed since that time.

@@ -153,15 +153,24 @@ func TestOnlyOldFoldersOfIdsAreFound(t *testing.T) {
 }
 
 func TestListsOfTheStorage(t *testing.T) {
-	folder := t.TempDir()
-	list := filepath.Join(folder, "layers.json")
-	if hasList(folder, "layers") {
-		t.Error("a missing list is one")
-	}
-	for content, want := range map[string]bool{"": false, "[]": true} {
-		testkit.NoError(t, "write", os.WriteFile(list, []byte(content), 0o600))
-		if got := hasList(folder, "layers"); got != want {
-			t.Errorf("a list with the content %q: got %t", content, got)
+	graph, run := t.TempDir(), t.TempDir()
+	d := Disks{config: wire.Config{GraphRoot: graph, RunRoot: run, Driver: wire.Driver}}
+	check := func(folder string) {
+		t.Helper()
+		list := d.containersList()
+		testkit.Diff(t, "folder of the list", filepath.Dir(filepath.Dir(list)), folder)
+		testkit.NoError(t, "create", os.MkdirAll(filepath.Dir(list), 0o700))
+		if hasList(list) {
+			t.Error("a missing list is one")
+		}
+		for content, want := range map[string]bool{"": false, "[]": true} {
+			testkit.NoError(t, "write", os.WriteFile(list, []byte(content), 0o600))
+			if got := hasList(list); got != want {
+				t.Errorf("a list with the content %q: got %t", content, got)
+			}
 		}
 	}
+	check(graph)
+	d.config.Transient = true
+	check(run)
 }
