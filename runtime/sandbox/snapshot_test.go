@@ -564,6 +564,32 @@ func TestSnapshotsAreListedInPages(t *testing.T) {
 	testkit.Diff(t, "names", got, want)
 }
 
+func TestThousandSnapshotsOfASandbox(t *testing.T) {
+	const count = 1000
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	for i := range count {
+		n.Engine.Write(id, "file", fmt.Sprint(i))
+		snapshotOf(t, n, id, "")
+	}
+	all, _ := n.Manager.Snapshots(owner, id, "", 0)
+	if len(all) != count {
+		t.Fatalf("%d snapshots, want %d", len(all), count)
+	}
+	for _, i := range []int{0, count / 2, count - 1} {
+		_, err := n.Manager.Restore(t.Context(), id, all[i].ID, true)
+		testkit.NoError(t, "restore", err)
+		if got := n.Engine.Files(id)["file"]; got != fmt.Sprint(count-1-i) { // they are newest first
+			t.Errorf("snapshot %d has %q", count-1-i, got)
+		}
+	}
+	testkit.NoError(t, "destroy", n.Manager.Destroy(t.Context(), id))
+	for _, s := range all {
+		testkit.NoError(t, "delete", n.Manager.DeleteSnapshot(t.Context(), owner, s.ID))
+	}
+	testkit.Eventually(t, "nothing is left of the snapshots", func() bool { return n.Engine.Snapshots() == 0 })
+}
+
 func TestSnapshotsAreDeletedByNumberAndAge(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	id := newDisk(t, n, "box")
