@@ -96,7 +96,7 @@ bench: build setup ## the figures that a node must reach, and its peers': BENCH=
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
 	@[ -n '$(BENCH)' ] || $(MAKE) --no-print-directory bench-disks
 
-bench-disks: build setup ## snapshots, forks, restores and backups on file systems of their own (12 GB, root or sudo): FILESYSTEMS=xfs
+bench-disks: build setup ## snapshots, forks, restores and backups on file systems of their own (18 GiB, root or sudo): FILESYSTEMS=xfs
 	@packaging/host/setup --with-tests
 	@packaging/host/as-root images/build base
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
@@ -105,7 +105,7 @@ bench-disks: build setup ## snapshots, forks, restores and backups on file syste
 	@mkdir -p build && chmod 1777 build # written by the users of the benchmarks
 	@for type in $(or $(FILESYSTEMS),ext4 xfs btrfs); do \
 		rm -f build/bench-$$type.json; \
-		packaging/host/as-root test/bench/filesystem $$type 12 $(TEST_HOME)/bin -only snapshot,backup -json build/bench-$$type.json || exit 1; \
+		packaging/host/as-root test/bench/filesystem $$type 18 $(TEST_HOME)/bin -only snapshot,backup -json build/bench-$$type.json || exit 1; \
 	done
 
 soak: build setup ## build the image full and check it; work on a node for DURATION (15m) and report resources that it does not release; losses of power
