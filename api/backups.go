@@ -40,7 +40,7 @@ func (a *API) registerBackups() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/backup", id: "create-backup", tag: "backups", status: http.StatusCreated,
 		summary: "Back up the disk of a sandbox, or a part of it, to the object store",
-		description: "Without `paths`, the backup contains the disk above its image. With `paths`, it contains the whole content of these paths, including files of the image. Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied; `frozen_ms` is how long. " +
+		description: "Without `paths`, the backup contains the disk above its image. With `paths`, it contains everything at these paths, including files of the image. Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied; `frozen_ms` is how long. " +
 			"An archived sandbox is stopped then, because its disk is downloaded. " +
 			"Responds when the backup is in the object store. Continues when the client disconnects. After an error, the next backup sends only the content that this one has not sent.",
 		codes: slices.Concat(objectStoreCodes, []problem.Code{problem.BackupLimitExceeded, problem.BackupUnsupported, problem.ImageMismatch, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed,

@@ -45,7 +45,7 @@ func (a *API) registerSnapshots() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/snapshot", id: "create-snapshot", tag: "snapshots", status: http.StatusCreated,
 		summary: "Take a snapshot of the disk of a sandbox, or of a part of it",
-		description: "Without `paths`, the snapshot is the whole disk. With `paths`, it contains the whole content of these paths, including files of the image, and is based on the image; if one of them does not exist, there is no snapshot. Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied, `frozen_ms`. " +
+		description: "Without `paths`, the snapshot contains the whole disk. With `paths`, it contains everything at these paths, including files of the image, and is based on the image. The node refuses a path that does not exist, and then takes no snapshot. Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied, `frozen_ms`. " +
 			"An archived sandbox is stopped then, because its disk is downloaded. " +
 			"Responds when the snapshot is on the disk. Continues when the client disconnects.",
 		codes: slices.Concat(retrievalCodes, []problem.Code{problem.NameInvalid, problem.SnapshotExists, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed, problem.SleepFailed,
