@@ -167,14 +167,6 @@ func TestLongestChainOfSnapshots(t *testing.T) {
 // nothing of what the sandbox deleted there.
 func TestPartialSnapshotsIncludeTheImage(t *testing.T) {
 	f := &diskstest.Fixture{T: t, Ctx: testkit.Context(t), System: disktest.Open(t).System()}
-	capture := func(id sandbox.ID, paths ...string) sandbox.SnapshotID {
-		t.Helper()
-		snapshot := f.SnapshotID()
-		_, err := f.Disks.Capture(f.Ctx, id, snapshot, paths)
-		f.Must(err)
-		f.Must(f.Disks.Publish(f.Ctx, id, snapshot, false))
-		return snapshot
-	}
 	// list describes the entries at paths, without the times of folders: Podman's copy of an image for the ids of containers
 	// changes these.
 	const list = `cd "$root"; export LC_ALL=C; for p in "$@"; do find ".$p" -printf '%p %y %m %U:%G %s %l\n' | sort; find ".$p" ! -type d -printf '%p %T@\n' | sort; find ".$p" -type f -exec sha256sum {} + | sort; done`
@@ -189,7 +181,7 @@ func TestPartialSnapshotsIncludeTheImage(t *testing.T) {
 	paths := []string{"/etc/passwd/file", "/srv/app", "/usr/bin", "/var/lib/dpkg", "/opt/deep/file"}
 	want := disktest.Unshare(t, id, list, paths...)
 	above := disktest.Unshare(t, id, `cd "$root"; stat -c '%n %a %u:%g %Y' opt opt/deep etc/passwd`)
-	part := capture(id, paths...)
+	part := f.Publish(id, paths...)
 	f.Remove(first)
 
 	created := f.Create(part)

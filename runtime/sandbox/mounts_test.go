@@ -24,6 +24,16 @@ func mountAt(t *testing.T, n *sandboxtest.Node, id sandbox.ID, path string) sand
 }
 
 // wantMounts fails unless a sandbox has mounts at these paths, and its record, too.
+// mounted returns a node, a running sandbox, and the path at which it has the bucket data.
+func mounted(t *testing.T) (n *sandboxtest.Node, id sandbox.ID, path string) {
+	t.Helper()
+	n = sandboxtest.Open(t, nil)
+	id = create(t, n.Manager, "box").ID
+	path = filepath.Join(t.TempDir(), "data")
+	mountAt(t, n, id, path)
+	return n, id, path
+}
+
 func wantMounts(t *testing.T, n *sandboxtest.Node, id sandbox.ID, paths ...string) {
 	t.Helper()
 	if got := slices.Sorted(maps.Keys(n.Buckets.Mounts(id))); !slices.Equal(got, paths) {
@@ -104,10 +114,7 @@ func TestForksHaveTheMounts(t *testing.T) {
 // A program that runs without its bucket would write to the disk of the sandbox.
 func TestSandboxDoesNotStartWithoutItsBuckets(t *testing.T) {
 	t.Parallel()
-	n := sandboxtest.Open(t, nil)
-	id := create(t, n.Manager, "box").ID
-	path := filepath.Join(t.TempDir(), "data")
-	mountAt(t, n, id, path)
+	n, id, path := mounted(t)
 	stopped(t, n, id)
 	n.Buckets.Fail("mount", sandbox.ErrBucketNotFound)
 	_, err := n.Manager.Acquire(t.Context(), id, sandbox.CauseExec)
@@ -123,9 +130,7 @@ func TestSandboxDoesNotStartWithoutItsBuckets(t *testing.T) {
 
 func TestSandboxThatCannotBeMountedAgainHasACondition(t *testing.T) {
 	t.Parallel()
-	n := sandboxtest.Open(t, nil)
-	id := create(t, n.Manager, "box").ID
-	mountAt(t, n, id, filepath.Join(t.TempDir(), "data"))
+	n, id, _ := mounted(t)
 	n.Crash(t, func() { n.Buckets.Fail("mount", errors.New("no device")) })
 	if sb, _ := n.Manager.ByID(id); sb.Condition.Code != sandbox.ConditionMountFailed || !strings.Contains(sb.Condition.Message, "no device") {
 		t.Errorf("got %+v", sb.Condition)
@@ -136,10 +141,7 @@ func TestSandboxThatCannotBeMountedAgainHasACondition(t *testing.T) {
 // A warm wake must not let its programs run without a bucket, either.
 func TestSandboxDoesNotWakeWithoutItsBuckets(t *testing.T) {
 	t.Parallel()
-	n := sandboxtest.Open(t, nil)
-	id := create(t, n.Manager, "box").ID
-	path := filepath.Join(t.TempDir(), "data")
-	mountAt(t, n, id, path)
+	n, id, path := mounted(t)
 	mustSleep(t, n.Manager, id)
 	failed := errors.New("no device")
 	n.Crash(t, func() { n.Buckets.Restart(); n.Buckets.Fail("mount", failed) })
@@ -172,9 +174,7 @@ func TestFailedMountIsNotLeft(t *testing.T) {
 // Programs must not write to the folder below a mount that has ended.
 func TestMountThatHasEndedStaysUntilItIsMountedAgain(t *testing.T) {
 	t.Parallel()
-	n := sandboxtest.Open(t, nil)
-	id := create(t, n.Manager, "box").ID
-	mountAt(t, n, id, filepath.Join(t.TempDir(), "data"))
+	n, id, _ := mounted(t)
 	n.Crash(t, func() {
 		n.Buckets.Restart()
 		n.Buckets.Fail("mount", sandbox.ErrBucketNotFound)
@@ -191,10 +191,7 @@ func TestMountThatHasEndedStaysUntilItIsMountedAgain(t *testing.T) {
 // The file system may have ended before the unmount failed.
 func TestMountWhoseUnmountFailedIsMountedAgain(t *testing.T) {
 	t.Parallel()
-	n := sandboxtest.Open(t, nil)
-	id := create(t, n.Manager, "box").ID
-	path := filepath.Join(t.TempDir(), "data")
-	mountAt(t, n, id, path)
+	n, id, path := mounted(t)
 	failed := errors.New("the folder was moved")
 	n.Buckets.FailOnce("unmount", failed)
 	if err := n.Manager.Unmount(t.Context(), id, path); !errors.Is(err, failed) {
@@ -208,10 +205,7 @@ func TestMountWhoseUnmountFailedIsMountedAgain(t *testing.T) {
 
 func TestUnmountOfAMissingBucketEndsTheCondition(t *testing.T) {
 	t.Parallel()
-	n := sandboxtest.Open(t, nil)
-	id := create(t, n.Manager, "box").ID
-	path := filepath.Join(t.TempDir(), "data")
-	mountAt(t, n, id, path)
+	n, id, path := mounted(t)
 	n.Crash(t, func() { n.Buckets.Restart(); n.Buckets.Fail("mount", errors.New("no device")) })
 	testkit.NoError(t, "Unmount", n.Manager.Unmount(t.Context(), id, path))
 	if sb, _ := n.Manager.ByID(id); sb.Condition.Code != "" {
@@ -223,9 +217,7 @@ func TestUnmountOfAMissingBucketEndsTheCondition(t *testing.T) {
 
 func TestMountFailureDoesNotHideAnotherCondition(t *testing.T) {
 	t.Parallel()
-	n := sandboxtest.Open(t, nil)
-	id := create(t, n.Manager, "box").ID
-	mountAt(t, n, id, filepath.Join(t.TempDir(), "data"))
+	n, id, _ := mounted(t)
 	n.Crash(t, func() {
 		n.Buckets.Fail("mount", errors.New("no device"))
 		n.Uplink.Fail("attach", errors.New("no network"))
@@ -273,10 +265,7 @@ func TestLostMountsAreMountedAgain(t *testing.T) {
 // A wake that is faster than the report of a loss mounts the buckets first.
 func TestWakeAfterALossMountsTheBuckets(t *testing.T) {
 	t.Parallel()
-	n := sandboxtest.Open(t, nil)
-	id := create(t, n.Manager, "box").ID
-	path := filepath.Join(t.TempDir(), "data")
-	mountAt(t, n, id, path)
+	n, id, path := mounted(t)
 	mustSleep(t, n.Manager, id)
 	n.Buckets.End()
 	acquire(t, n.Manager, id).Release()

@@ -192,6 +192,19 @@ func TestRestoreOfPathsRefusesOtherKindsOfEntries(t *testing.T) {
 	}
 }
 
+// restoring begins to restore a partial snapshot, and returns when its files are copied. The copy ends with release.
+func restoring(t *testing.T, n *sandboxtest.Node, id sandbox.ID, snapshot sandbox.SnapshotID) (release func(), done <-chan error) {
+	t.Helper()
+	release = n.Disks.Block("stage")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.Manager.Restore(t.Context(), id, snapshot, false)
+		ended <- err
+	}()
+	n.Disks.AwaitBlocked(t, "stage")
+	return release, ended
+}
+
 // The snapshot stays while its files are copied.
 func TestRestoredSnapshotIsDeletedAfterItsCopy(t *testing.T) {
 	t.Parallel()
@@ -200,14 +213,8 @@ func TestRestoredSnapshotIsDeletedAfterItsCopy(t *testing.T) {
 	older := snapshotPaths(t, n, id, sandbox.SnapshotRequest{})
 	s := snapshotPaths(t, n, id, sandbox.SnapshotRequest{Paths: []string{"/srv/a"}})
 	n.Engine.Write(id, "a", "2")
-	release := n.Disks.Block("stage")
+	release, done := restoring(t, n, id, s.ID)
 	defer release()
-	done := make(chan error, 1)
-	go func() {
-		_, err := n.Manager.Restore(t.Context(), id, s.ID, false)
-		done <- err
-	}()
-	n.Disks.AwaitBlocked(t, "stage")
 	testkit.NoError(t, "DeleteSnapshot", n.Manager.DeleteSnapshot(t.Context(), owner, s.ID))
 	testkit.NoError(t, "DeleteSnapshot", n.Manager.DeleteSnapshot(t.Context(), owner, older.ID))
 	testkit.Eventually(t, "the older snapshot is removed", func() bool { return n.Engine.Snapshots() <= 1 }) // newer ones are removed before
@@ -269,14 +276,8 @@ func TestShortageOfSpaceEndsTheCopyOfASnapshot(t *testing.T) {
 	id := newDisk(t, n, "box")
 	s := snapshotPaths(t, n, id, sandbox.SnapshotRequest{Paths: []string{"/srv/a"}})
 	n.Engine.Write(id, "a", "2")
-	release := n.Disks.Block("stage")
+	release, done := restoring(t, n, id, s.ID)
 	defer release()
-	done := make(chan error, 1)
-	go func() {
-		_, err := n.Manager.Restore(t.Context(), id, s.ID, false)
-		done <- err
-	}()
-	n.Disks.AwaitBlocked(t, "stage")
 	setFree(n, reserve-1)
 	n.Manager.WatchDisks()
 	testkit.ErrorIs(t, "Restore", testkit.Receive(t, "the end of the restore", done), sandbox.ErrStoreFull)

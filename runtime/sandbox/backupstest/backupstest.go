@@ -412,19 +412,9 @@ func (s *suite) overlay(b sandbox.Backup, below sandbox.SnapshotID) sandbox.ID {
 	return s.Create(snapshot)
 }
 
-// snapshotOf returns a snapshot of a new container with files.
-func (s *suite) snapshotOf(files map[string]string) sandbox.SnapshotID {
-	s.Helper()
-	id := s.Create("")
-	for name, content := range files {
-		s.Write(s, id, name, content)
-	}
-	return s.Publish(id)
-}
-
 func partial(s *suite) {
-	b := s.backUpPart(s.snapshotOf(map[string]string{"a": "1", "b": "1", "c": "1", "not": "1"}), sandbox.BackupSelection{Paths: []string{"/srv/c", "/srv/a", "/srv/b"}})
-	below := s.Create(s.snapshotOf(map[string]string{"a": "2", "c": "2", "rest": "2"}))
+	b := s.backUpPart(s.SnapshotOf(map[string]string{"a": "1", "b": "1", "c": "1", "not": "1"}), sandbox.BackupSelection{Paths: []string{"/srv/c", "/srv/a", "/srv/b"}})
+	below := s.Create(s.SnapshotOf(map[string]string{"a": "2", "c": "2", "rest": "2"}))
 	s.Write(s, below, "new", "3")
 	s.DeleteFile(s, below, "c")
 	merged := s.overlay(b, s.Publish(below))
@@ -442,15 +432,15 @@ func partial(s *suite) {
 }
 
 func partialFolder(s *suite) {
-	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "deleted": "1"}))
+	id := s.Create(s.SnapshotOf(map[string]string{"a": "1", "deleted": "1"}))
 	s.DeleteFile(s, id, "deleted")
 	s.Write(s, id, "b", "2")
 	b := s.backUpPart(s.Publish(id), sandbox.BackupSelection{Paths: []string{"/srv"}})
-	s.wantFiles(s.overlay(b, s.snapshotOf(map[string]string{"a": "3", "deleted": "3", "new": "3"})), map[string]string{"a": "1", "b": "2"})
+	s.wantFiles(s.overlay(b, s.SnapshotOf(map[string]string{"a": "3", "deleted": "3", "new": "3"})), map[string]string{"a": "1", "b": "2"})
 }
 
 func missingPaths(s *suite) {
-	snapshot := s.snapshotOf(map[string]string{"a": "1"})
+	snapshot := s.SnapshotOf(map[string]string{"a": "1"})
 	for _, path := range []string{"/srv/none", "/srv/" + strings.Repeat("a", 300), "/none", "/none/a", "/srv/a/b"} {
 		b := s.newBackup()
 		b.Paths = []string{"/srv/a", path}
@@ -466,25 +456,25 @@ func missingPaths(s *suite) {
 }
 
 func excludes(s *suite) {
-	snapshot := s.snapshotOf(map[string]string{"a": "1", "a.log": "1", "keep.log": "1", "cache": "1", "other": "1"})
+	snapshot := s.SnapshotOf(map[string]string{"a": "1", "a.log": "1", "keep.log": "1", "cache": "1", "other": "1"})
 	whole := s.backUpPart(snapshot, sandbox.BackupSelection{Excludes: []string{"*.log", "!keep.log", "/srv/cache", "/other"}})
 	want := map[string]string{"a": "1", "keep.log": "1", "other": "1"}
 	s.wantFiles(s.Create(s.restore(whole, s.Create(""))), want)
 	part := s.backUpPart(snapshot, sandbox.BackupSelection{Paths: []string{"/srv/a.log", "/srv/a"}, Excludes: []string{"*"}})
-	s.wantFiles(s.overlay(part, s.snapshotOf(map[string]string{"cache": "2"})), map[string]string{"a": "1", "a.log": "1", "cache": "2"})
+	s.wantFiles(s.overlay(part, s.SnapshotOf(map[string]string{"cache": "2"})), map[string]string{"a": "1", "a.log": "1", "cache": "2"})
 }
 
 func ignored(s *suite) {
 	files := map[string]string{"a": "1", "a.log": "1", "keep.log": "1", "secret": "1", ".gitignore": "*.log\n!keep.log\n.git\nsecret\n"}
 	part := sandbox.BackupSelection{Gitignore: true, Excludes: []string{"!secret"}}
 	want := map[string]string{"a": "1", "a.log": "1", "keep.log": "1", "secret": "1"}
-	s.wantVisible(s.Create(s.restore(s.backUpPart(s.snapshotOf(files), part), s.Create(""))), want) // not a work tree
+	s.wantVisible(s.Create(s.restore(s.backUpPart(s.SnapshotOf(files), part), s.Create(""))), want) // not a work tree
 	files[".git"] = "gitdir: elsewhere"
 	delete(want, "a.log")
-	b := s.backUpPart(s.snapshotOf(files), part)
+	b := s.backUpPart(s.SnapshotOf(files), part)
 	s.wantVisible(s.Create(s.restore(b, s.Create(""))), want)
-	kept := s.backUpPart(s.snapshotOf(files), sandbox.BackupSelection{Gitignore: true, Paths: []string{"/srv/.git", "/srv/a.log"}})
-	s.wantVisible(s.overlay(kept, s.snapshotOf(map[string]string{"rest": "2"})), map[string]string{"a.log": "1", "rest": "2"})
+	kept := s.backUpPart(s.SnapshotOf(files), sandbox.BackupSelection{Gitignore: true, Paths: []string{"/srv/.git", "/srv/a.log"}})
+	s.wantVisible(s.overlay(kept, s.SnapshotOf(map[string]string{"rest": "2"})), map[string]string{"a.log": "1", "rest": "2"})
 }
 
 // wantVisible is wantFiles without files whose names begin with a dot.
@@ -506,7 +496,7 @@ func stopDoing(frozen sandbox.Duration, origin sandbox.Sandbox, before, after fu
 }
 
 func running(s *suite) {
-	below := s.snapshotOf(map[string]string{"below": "1", "deleted below": "1", "deleted": "1", "changed below": "1"})
+	below := s.SnapshotOf(map[string]string{"below": "1", "deleted below": "1", "deleted": "1", "changed below": "1"})
 	id := s.Create(below)
 	kept, replaced := random(100_000), random(50_000)
 	for name, content := range map[string]string{"kept": kept, "changed": "1", "deleted too": "1"} {
@@ -549,13 +539,13 @@ func running(s *suite) {
 }
 
 func runningPart(s *suite) {
-	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "a.log": "1", "not": "1"}))
+	id := s.Create(s.SnapshotOf(map[string]string{"a": "1", "a.log": "1", "not": "1"}))
 	s.Write(s, id, "b", "1")
 	b := s.newBackup()
 	b.Sandbox, b.BackupSelection = id, sandbox.BackupSelection{Paths: []string{"/srv/a", "/srv/b"}}
 	b, err := s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, func() { s.Write(s, id, "b", "2") }, func() {}), ignoreProgress)
 	s.Must(err)
-	s.wantFiles(s.overlay(b, s.snapshotOf(map[string]string{"rest": "3"})), map[string]string{"a": "1", "b": "2", "rest": "3"})
+	s.wantFiles(s.overlay(b, s.SnapshotOf(map[string]string{"rest": "3"})), map[string]string{"a": "1", "b": "2", "rest": "3"})
 	b = s.newBackup()
 	b.Sandbox, b.BackupSelection = id, sandbox.BackupSelection{Excludes: []string{"*.log", "not"}}
 	b, err = s.on.Backups.CreateRunning(s.Ctx, b, stopDoing(1, b.Origin, func() { s.Write(s, id, "b.log", "3") }, func() {}), ignoreProgress)

@@ -113,14 +113,24 @@ func (f *Fixture) SnapshotID() sandbox.SnapshotID {
 	return id
 }
 
-// Publish returns a snapshot of a container.
-func (f *Fixture) Publish(id sandbox.ID) sandbox.SnapshotID {
+// Publish returns a snapshot of a container, which is partial if paths are given.
+func (f *Fixture) Publish(id sandbox.ID, paths ...string) sandbox.SnapshotID {
 	f.Helper()
 	snapshot := f.SnapshotID()
-	_, err := f.Disks.Capture(f.Ctx, id, snapshot, nil)
+	_, err := f.Disks.Capture(f.Ctx, id, snapshot, paths)
 	f.Must(err)
 	f.Must(f.Disks.Publish(f.Ctx, id, snapshot, false))
 	return snapshot
+}
+
+// SnapshotOf returns a snapshot of a new container with files.
+func (f *Fixture) SnapshotOf(files map[string]string) sandbox.SnapshotID {
+	f.Helper()
+	id := f.Create("")
+	for name, content := range files {
+		f.Write(f, id, name, content)
+	}
+	return f.Publish(id)
 }
 
 type suite struct{ Fixture }
@@ -224,33 +234,13 @@ func flatten(s *suite) {
 	s.want(s.Create(below[2]), want)
 }
 
-// publishPaths returns a partial snapshot of a container.
-func (s *suite) publishPaths(id sandbox.ID, paths ...string) sandbox.SnapshotID {
-	s.Helper()
-	snapshot := s.SnapshotID()
-	_, err := s.Disks.Capture(s.Ctx, id, snapshot, paths)
-	s.Must(err)
-	s.Must(s.Disks.Publish(s.Ctx, id, snapshot, false))
-	return snapshot
-}
-
-// snapshotOf returns a snapshot of a new container with files.
-func (s *suite) snapshotOf(files map[string]string) sandbox.SnapshotID {
-	s.Helper()
-	id := s.Create("")
-	for name, content := range files {
-		s.Write(s, id, name, content)
-	}
-	return s.Publish(id)
-}
-
 func partial(s *suite) {
-	below := s.snapshotOf(map[string]string{"below": "1", "changed": "1", "not": "1"})
+	below := s.SnapshotOf(map[string]string{"below": "1", "changed": "1", "not": "1"})
 	id := s.Create(below)
 	s.Write(s, id, "changed", "2")
 	s.Write(s, id, "new", "2")
 	s.Write(s, id, "not too", "2")
-	part := s.publishPaths(id, "/srv/new", "/srv/below", "/srv/changed")
+	part := s.Publish(id, "/srv/new", "/srv/below", "/srv/changed")
 	s.Write(s, id, "changed", "3")
 	s.Remove(id)
 	s.Must(s.Disks.Delete(s.Ctx, below)) // the partial snapshot does not need it
@@ -265,7 +255,7 @@ func partial(s *suite) {
 }
 
 func partialPrefetch(s *suite) {
-	id := s.Create(s.snapshotOf(map[string]string{"below": "1", "below too": "1"}))
+	id := s.Create(s.SnapshotOf(map[string]string{"below": "1", "below too": "1"}))
 	for _, name := range []string{"same", "changed", "not"} {
 		s.Write(s, id, name, "1")
 	}
@@ -287,10 +277,10 @@ func partialPrefetch(s *suite) {
 }
 
 func partialFolder(s *suite) {
-	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "deleted": "1"}))
+	id := s.Create(s.SnapshotOf(map[string]string{"a": "1", "deleted": "1"}))
 	s.DeleteFile(s, id, "deleted")
 	s.Write(s, id, "b", "2")
-	s.want(s.Create(s.publishPaths(id, "/srv")), map[string]string{"a": "1", "b": "2"})
+	s.want(s.Create(s.Publish(id, "/srv")), map[string]string{"a": "1", "b": "2"})
 }
 
 // overlaid returns a container whose disk is a snapshot's with the paths of a partial one.
@@ -307,8 +297,8 @@ func (s *suite) overlaid(part, below sandbox.SnapshotID, paths ...string) sandbo
 }
 
 func overlay(s *suite) {
-	part := s.publishPaths(s.Create(s.snapshotOf(map[string]string{"a": "1", "b": "1", "c": "1", "not": "1"})), "/srv/c", "/srv/a", "/srv/b")
-	below := s.Create(s.snapshotOf(map[string]string{"a": "2", "c": "2", "rest": "2"}))
+	part := s.Publish(s.Create(s.SnapshotOf(map[string]string{"a": "1", "b": "1", "c": "1", "not": "1"})), "/srv/c", "/srv/a", "/srv/b")
+	below := s.Create(s.SnapshotOf(map[string]string{"a": "2", "c": "2", "rest": "2"}))
 	s.Write(s, below, "new", "3")
 	s.DeleteFile(s, below, "c")
 	merged := s.overlaid(part, s.Publish(below), "/srv/c", "/srv/a", "/srv/b")
@@ -321,14 +311,14 @@ func overlay(s *suite) {
 }
 
 func overlayFolder(s *suite) {
-	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "deleted": "1"}))
+	id := s.Create(s.SnapshotOf(map[string]string{"a": "1", "deleted": "1"}))
 	s.DeleteFile(s, id, "deleted")
-	below := s.snapshotOf(map[string]string{"a": "3", "deleted": "3", "new": "3"})
-	s.want(s.overlaid(s.publishPaths(id, "/srv"), below, "/srv"), map[string]string{"a": "1"})
+	below := s.SnapshotOf(map[string]string{"a": "3", "deleted": "3", "new": "3"})
+	s.want(s.overlaid(s.Publish(id, "/srv"), below, "/srv"), map[string]string{"a": "1"})
 }
 
 func missingPaths(s *suite) {
-	id := s.Create(s.snapshotOf(map[string]string{"a": "1", "b": "1", "deleted": "1"}))
+	id := s.Create(s.SnapshotOf(map[string]string{"a": "1", "b": "1", "deleted": "1"}))
 	s.DeleteFile(s, id, "deleted")
 	for _, path := range []string{"/srv/none", "/srv/deleted", "/srv/" + strings.Repeat("a", 300), "/none", "/none/a", "/srv/a/b"} {
 		paths := []string{"/srv/b", path}
