@@ -151,7 +151,7 @@ test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestN
 
 test-mounts: ## copies of disks on ext4, XFS and Btrfs: wants root or sudo, and loop devices
 	@packaging/host/setup --with-tests
-	CGO_ENABLED=0 go test -vet=off -count=1 -run FileSystem -tags "mounts $(TAGS)" -exec '$(CURDIR)/packaging/host/as-root' ./runtime/disk/tree
+	CGO_ENABLED=0 go test -vet=off -count=1 -run 'FileSystem|ShiftOwners' -tags "mounts $(TAGS)" -exec '$(CURDIR)/packaging/host/as-root' ./runtime/disk/tree
 
 test-power: build ## losses of power at random moments: wants root or sudo, and loop devices; POWER='-moments 20 -filesystems ext4,xfs,btrfs'
 	@packaging/host/setup --with-tests

@@ -310,24 +310,36 @@ func randomLayer(r *rand.Rand, number int) []string {
 	return lines
 }
 
+// randomDisk is a disk of random layers.
+type randomDisk struct {
+	layers, below []string          // folders of the layers above the image and of the image, highest first
+	image, all    map[string]string // entries of the image and of the disk
+}
+
+func newRandomDisk(t *testing.T, r *rand.Rand) randomDisk {
+	t.Helper()
+	d := randomDisk{image: map[string]string{}, all: map[string]string{}}
+	images := 1 + r.IntN(2)
+	for number := range images + 1 + r.IntN(3) {
+		lines := randomLayer(r, number)
+		show(d.all, lines)
+		if number < images {
+			show(d.image, lines)
+			d.below = slices.Insert(d.below, 0, build(t, lines...))
+		} else {
+			d.layers = slices.Insert(d.layers, 0, build(t, lines...))
+		}
+	}
+	return d
+}
+
 // The merged layer on top of the image shows what all layers on top of it show.
 func TestMergedLayersShowTheSameDiskAsAnyLayers(t *testing.T) {
 	whiteouts, opaque := 0, 0
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 0))
-		image, want := map[string]string{}, map[string]string{}
-		var layers, below []string // highest first
-		images := 1 + r.IntN(2)
-		for number := range images + 1 + r.IntN(3) {
-			lines := randomLayer(r, number)
-			show(want, lines)
-			if number < images {
-				show(image, lines)
-				below = slices.Insert(below, 0, build(t, lines...))
-			} else {
-				layers = slices.Insert(layers, 0, build(t, lines...))
-			}
-		}
+		d := newRandomDisk(t, r)
+		image, want, layers, below := d.image, d.all, d.layers, d.below
 		lines := merged(t, layers, below)
 		testkit.Diff(t, fmt.Sprintf("the flat layer, seed %d", seed), merged(t, []string{flattened(t, layers, below)}, below), lines)
 		show(image, lines)
