@@ -99,8 +99,8 @@ type App struct {
 	// last 10 seconds and less than four times `memory_reserve` is available; `0%` means never.
 	// Default: `10%`.
 	MemoryStall *float64 `json:"memory_stall,omitempty"`
-	// Disk space to reserve. If less is free, the node refuses new sandboxes, snapshots and uploads,
-	// and stops the sandbox whose disk grows most. Default: 5% of the file system, but at most
+	// Disk space to reserve. If less is free, the node refuses new sandboxes, uploads, and snapshots of
+	// running sandboxes, and stops the sandbox whose disk grows most. Default: 5% of the file system, but at most
 	// `2GiB`.
 	DiskReserve int64 `json:"disk_reserve,omitempty"`
 	// The time after which a wake has failed. Default: `1m`.

@@ -74,6 +74,23 @@ func TestArchivedSandboxHasNothingOnTheNode(t *testing.T) {
 	}
 }
 
+// The disk of a stopped sandbox is moved, not copied: archiving is a way out of a shortage.
+func TestShortDiskPermitsArchives(t *testing.T) {
+	t.Parallel()
+	n := openUnlimited(t)
+	id := newDisk(t, n, "box")
+	setFree(n, reserve-4096)
+	n.Manager.WatchDisks()
+	archived := archive(t, n, id)
+	wantNothingOnTheNode(t, n, id)
+	_, err := n.Manager.Wake(t.Context(), id)
+	if sb, _ := n.Manager.ByID(id); !errors.Is(err, sandbox.ErrStoreFull) || sb.State != sandbox.StateArchived || sb.Archived.ID != archived.Archived.ID {
+		t.Errorf("it woke on a short disk: %v; it is %s", err, sb.State)
+	}
+	setFree(n, 2*reserve)
+	wantFiles(t, n, id, map[string]string{"a": "1"})
+}
+
 func TestWakesOfAnArchivedSandboxShareOneDownload(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.Open(t, func(cfg *sandbox.Config) { cfg.WakeTimeout = 50 * time.Millisecond })

@@ -146,7 +146,7 @@ type BackupRequest struct {
 // Backup stores the disk of a sandbox in any state in the object store, and returns the record. It
 // never wakes the sandbox. Running programs stop while the last changes are copied. progress may be nil, and is not
 // called after Backup returns. If ctx ends first, the backup continues. After an error, the next backup
-// sends only the content that this one has not sent.
+// sends only the missing content, and again what this one has sent in its last minute.
 //
 // Errors: ErrNoObjectStore, ErrTooManyBackups, ErrBackupUnsupported, *ObjectStoreError, and the errors of
 // CreateSnapshot. ErrBusy means that the sandbox is already being backed up.
@@ -492,9 +492,12 @@ func (b *liveSandbox) downloadFailed(ctx context.Context, s Snapshot, err error)
 // blockSize is what an entry takes in addition to its content, at most, in most file systems.
 const blockSize = 4096
 
-// checkFits returns ErrStoreFull (wrapped) if restoring a disk of this size from what is named would leave less free space
-// than the node's reserve on a file system of the sandboxes.
+// checkFits is CheckSpace, and returns ErrStoreFull (wrapped), too, if restoring a disk of this size from what is named
+// would leave less free space than the node's reserve on a file system of the sandboxes.
 func (m *Manager) checkFits(what string, u DiskUsage) error {
+	if err := m.CheckSpace(); err != nil {
+		return err
+	}
 	spaces, err := m.deps.Disks.Space()
 	if err != nil {
 		return err

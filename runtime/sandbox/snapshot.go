@@ -188,9 +188,6 @@ func (b *liveSandbox) snapshot(ctx context.Context, req SnapshotRequest) (Snapsh
 
 // claimSnapshot reserves name and record of a new snapshot.
 func (m *Manager) claimSnapshot(ctx context.Context, b *liveSandbox, req SnapshotRequest) (Snapshot, error) {
-	if err := m.CheckSpace(); err != nil {
-		return Snapshot{}, err
-	}
 	sb := b.sandbox()
 	now := time.Now().UTC()
 	s := Snapshot{ID: SnapshotID(NewID()), Name: req.Name, Owner: sb.Owner, Sandbox: b.id, CreatedAt: now, Origin: sb.template(), Paths: slices.Clone(req.Paths), Temporary: req.temporary, Progress: snapshotCopying}
@@ -231,6 +228,9 @@ func (b *liveSandbox) capture(ctx context.Context, s *Snapshot) error {
 	disks := b.m.deps.Disks
 	start := time.Now()
 	if b.state() == StateRunning {
+		if err := b.m.CheckSpace(); err != nil {
+			return err
+		}
 		if err := disks.Prefetch(ctx, b.id, s.ID, s.Paths); err != nil {
 			return fullDisk(err)
 		}
@@ -324,7 +324,10 @@ func (b *liveSandbox) captureHeld(ctx context.Context, s *Snapshot) (how capture
 		s.Parent, s.Depth, how = "", 1, copiedAll
 	}
 	if sb.State == StateStopped && s.Depth <= maxMovedDepth && how == copied {
-		return moved, b.move(ctx, s)
+		return moved, b.move(ctx, s) // needs no space
+	}
+	if err := b.m.CheckSpace(); err != nil {
+		return 0, err
 	}
 	s.Frozen, err = b.whileFrozen(ctx, func(ctx context.Context) (err error) {
 		s.Usage, err = b.m.deps.Disks.Capture(ctx, b.id, s.ID, s.Paths)
@@ -606,13 +609,13 @@ func (m *Manager) createFork(ctx context.Context, req CreateRequest) (*liveSandb
 	return b, b.awaitMade(ctx)
 }
 
-// Snapshot returns a snapshot of an owner by name or id.
+// Snapshot returns a snapshot of an owner by id or name. A name that is the id of another snapshot of the owner does not hide it.
 func (m *Manager) Snapshot(owner, nameOrID string) (Snapshot, error) {
 	m.snapshots.mu.Lock()
 	defer m.snapshots.mu.Unlock()
-	s, ok := m.snapshots.named(owner, nameOrID)
-	if !ok {
-		s, ok = m.snapshots.byID[SnapshotID(nameOrID)]
+	s, ok := m.snapshots.byID[SnapshotID(nameOrID)]
+	if !ok || s.Owner != owner {
+		s, ok = m.snapshots.named(owner, nameOrID)
 	}
 	if !ok || s.Owner != owner || s.Progress != snapshotDone {
 		return Snapshot{}, fmt.Errorf("snapshot %q: %w", clip(nameOrID), ErrSnapshotNotFound)

@@ -122,6 +122,20 @@ func TestNameOfASnapshotIsUnique(t *testing.T) {
 	snapshotOf(t, n, id, "name")
 }
 
+func TestSnapshotNamedLikeAnIDHidesNoSnapshot(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	first := snapshotOf(t, n, id, "first")
+	second := snapshotOf(t, n, id, string(first.ID))
+	if s, err := n.Manager.Snapshot(owner, string(first.ID)); err != nil || s.ID != first.ID {
+		t.Errorf("the id of the first names %s: %v", s.ID, err)
+	}
+	testkit.NoError(t, "DeleteSnapshot", n.Manager.DeleteSnapshot(t.Context(), owner, first.ID))
+	if s, err := n.Manager.Snapshot(owner, string(second.ID)); err != nil || s.ID != second.ID {
+		t.Errorf("deleting the first by its id deleted the second: %v", err)
+	}
+}
+
 func TestInvalidSnapshotsChangeNothing(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	id := newDisk(t, n, "box")

@@ -227,8 +227,8 @@ func (b *Backups) download(ctx context.Context, record sandbox.Backup, name sand
 		return sandbox.DiskUsage{}, &sandbox.ImageMismatchError{Image: record.Origin.Image}
 	}
 	b.engine.mu.Lock()
-	defer b.engine.mu.Unlock()
 	b.engine.snapshots[sandbox.SnapshotRef(name)] = &snapshot{files: maps.Clone(stored.files)}
+	b.engine.mu.Unlock()
 	progress(sandbox.BackupProgress{Phase: sandbox.BackupDownload, Done: record.Usage, Total: record.Usage})
 	return usageOf(stored.files), nil
 }
