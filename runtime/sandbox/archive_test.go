@@ -81,6 +81,13 @@ func TestShortDiskPermitsArchives(t *testing.T) {
 	id := newDisk(t, n, "box")
 	setFree(n, reserve-4096)
 	n.Manager.WatchDisks()
+	mustStop(t, n.Manager, id)
+	if _, err := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 1}); !errors.Is(err, sandbox.ErrStoreFull) {
+		t.Errorf("Fork: %v", err)
+	}
+	if sb, _ := n.Manager.ByID(id); sb.Snapshot != "" {
+		t.Error("the refused fork moved the disk")
+	}
 	archived := archive(t, n, id)
 	wantNothingOnTheNode(t, n, id)
 	_, err := n.Manager.Wake(t.Context(), id)

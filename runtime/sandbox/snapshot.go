@@ -543,6 +543,9 @@ func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, 
 			return nil, &ConflictError{Name: name, Reason: "exists", Want: "use a name that is free"}
 		}
 	}
+	if err := m.CheckSpace(); err != nil { // before the disk of a stopped sandbox is moved
+		return nil, err
+	}
 	var forks []Sandbox
 	err = m.do(ctx, func(running context.Context) (err error) {
 		start := time.Now()
