@@ -77,7 +77,8 @@ func ping(ctx context.Context, client *http.Client) error {
 }
 
 // call runs f, which must pass the context that it receives to the bindings. It returns a
-// *lostError if the service ended, ctx's error if ctx did, and otherwise the error of f.
+// *lostError if the service ended, ctx's error if ctx did, and otherwise the error of f, as a
+// sandbox.ErrStoreFull (wrapped) if the service or the OCI runtime had no disk space.
 func (c *connection) call(ctx context.Context, f func(ctx context.Context) error) error {
 	cc := &callContext{Context: ctx, values: c.values}
 	err := f(cc)
@@ -88,8 +89,20 @@ func (c *connection) call(ctx context.Context, f func(ctx context.Context) error
 		return &lostError{cc.lost}
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET): // in the middle of a response
 		return &lostError{err}
+	case noSpace(err):
+		return fmt.Errorf("%w: %w", sandbox.ErrStoreFull, err)
 	}
 	return err
+}
+
+// noSpace reports whether an error of the service has the text of ENOSPC or EDQUOT. The service, in Go, and crun, in C,
+// write them differently.
+func noSpace(err error) bool {
+	if status(err) < http.StatusInternalServerError {
+		return false
+	}
+	text := strings.ToLower(err.Error())
+	return strings.Contains(text, syscall.ENOSPC.Error()) || strings.Contains(text, syscall.EDQUOT.Error())
 }
 
 // lostError: the service did not respond, or not completely. It wraps

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/containers/podman/v5/libpod/define"
+	"github.com/containers/podman/v5/pkg/errorhandling"
 	"github.com/doze-run/doze/runtime/guest"
 	"golang.org/x/sys/unix"
 
@@ -41,6 +42,28 @@ func TestHostname(t *testing.T) {
 	} {
 		if got := hostname(c.name, id); got != c.want {
 			t.Errorf("hostname(%q) = %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestFullDiskOfTheServiceIsErrStoreFull(t *testing.T) {
+	for _, c := range []struct {
+		message string
+		status  int
+		want    bool
+	}{
+		{"mounting storage for container x: mkdir /storage/overlay/y/work: no space left on device", 500, true},
+		{"crun: write to `/run/x/config.json`: No space left on device: OCI runtime error", 500, true},
+		{"write /storage/x: disk quota exceeded", 500, true},
+		{"no such container no space left on device", 404, false},
+		{"mkdir /storage/x: permission denied", 500, false},
+	} {
+		service := &connection{values: t.Context()}
+		err := service.call(t.Context(), func(context.Context) error {
+			return fmt.Errorf("start: %w", &errorhandling.ErrorModel{Message: c.message, ResponseCode: c.status})
+		})
+		if errors.Is(err, sandbox.ErrStoreFull) != c.want || !strings.Contains(err.Error(), c.message) || status(err) != c.status {
+			t.Errorf("status %d, %q: %v", c.status, c.message, err)
 		}
 	}
 }

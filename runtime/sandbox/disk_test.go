@@ -61,16 +61,20 @@ func TestFailedWriteThatReachedTheDiskIsReverted(t *testing.T) {
 }
 
 func TestContainerWithoutDiskSpaceIsErrStoreFull(t *testing.T) {
-	n := sandboxtest.Open(t, nil)
-	n.Engine.Fail("create", syscall.ENOSPC)
-	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"}); !errors.Is(err, sandbox.ErrStoreFull) {
-		t.Errorf("got %v", err)
+	for _, call := range []string{"create", "start"} {
+		t.Run(call, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			n.Engine.Fail(call, syscall.ENOSPC)
+			if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"}); !errors.Is(err, sandbox.ErrStoreFull) {
+				t.Errorf("got %v", err)
+			}
+			if count := n.Engine.Count(); count != 0 {
+				t.Errorf("%d containers are left", count)
+			}
+			n.Engine.Fail(call, nil)
+			create(t, n.Manager, "app")
+		})
 	}
-	if count := n.Engine.Count(); count != 0 {
-		t.Errorf("%d containers are left", count)
-	}
-	n.Engine.Fail("create", nil)
-	create(t, n.Manager, "app")
 }
 
 func TestSlowDiskDoesNotBlockBeyondTheContext(t *testing.T) {

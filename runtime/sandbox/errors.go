@@ -58,9 +58,9 @@ func isGuestError(err error, code string) bool {
 	return ok && refused.Code == code
 }
 
-// fullDisk adds ErrStoreFull to an error with ENOSPC.
+// fullDisk adds ErrStoreFull to an error with ENOSPC or EDQUOT.
 func fullDisk(err error) error {
-	if errors.Is(err, syscall.ENOSPC) {
+	if !errors.Is(err, ErrStoreFull) && (errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)) {
 		return fmt.Errorf("%w: %w", ErrStoreFull, err)
 	}
 	return err

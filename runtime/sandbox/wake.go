@@ -267,7 +267,7 @@ func (b *liveSandbox) coldStart(ctx context.Context) error {
 		err = b.startMissing(ctx)
 	}
 	if err != nil {
-		err = &WakeError{ID: b.id, Err: err, LastLog: b.lastLog(ctx)}
+		err = &WakeError{ID: b.id, Err: fullDisk(err), LastLog: b.lastLog(ctx)}
 		b.disconnect()
 		b.kill(ctx, 0)
 		return err
@@ -313,7 +313,7 @@ func (b *liveSandbox) start(ctx context.Context) error {
 		return fmt.Errorf("thaw its cgroup: %w", err)
 	}
 	if err := b.m.makeRunDir(b.id); err != nil {
-		return fmt.Errorf("create its run folder: %w", fullDisk(err))
+		return fmt.Errorf("create its run folder: %w", err)
 	}
 	if err := b.rebase(ctx); err != nil {
 		return err
