@@ -16,7 +16,12 @@ func (m *Manager) dropSnapshot(ctx context.Context, s Snapshot) {
 		return
 	}
 	s.Progress = snapshotDeleted
-	if err := m.putSnapshot(ctx, s); err != nil {
+	err := m.putSnapshot(ctx, s)
+	if errors.Is(err, ErrStoreFull) {
+		// The store accepts the deletion of the record even so. Until then the record is of an incomplete snapshot, which a
+		// start of the node drops, too.
+		m.snapshots.show(s)
+	} else if err != nil {
 		m.log.Warn("failed to drop an incomplete snapshot, the next start of the node does", "snapshot", s.ID, "error", err)
 		return
 	}

@@ -725,6 +725,13 @@ func (s *snapshots) get(id SnapshotID) (Snapshot, bool) {
 	return have, ok
 }
 
+// show shows a record to readers.
+func (s *snapshots) show(record Snapshot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byID[record.ID] = record
+}
+
 func (s *snapshots) forget(id SnapshotID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -749,8 +756,6 @@ func (m *Manager) putSnapshot(ctx context.Context, s Snapshot) error {
 	if err := m.deps.Store.PutSnapshot(ctx, s); err != nil {
 		return fmt.Errorf("write the record of snapshot %s: %w", s.ID, err)
 	}
-	m.snapshots.mu.Lock()
-	defer m.snapshots.mu.Unlock()
-	m.snapshots.byID[s.ID] = s
+	m.snapshots.show(s)
 	return nil
 }

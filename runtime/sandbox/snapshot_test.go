@@ -175,6 +175,32 @@ func TestFailedSnapshotLeavesNothing(t *testing.T) {
 	}
 }
 
+// A full disk refuses the record of a failed snapshot, too, but its files, which take space, do not stay.
+func TestFailedSnapshotOnAFullDiskLeavesNothing(t *testing.T) {
+	for _, operation := range []string{"prefetch", "capture", "publish"} {
+		t.Run(operation, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			id := newDisk(t, n, "box")
+			n.Disks.FailOnce(operation, syscall.ENOSPC)
+			release := n.Disks.Block(operation)
+			failed := make(chan error, 1)
+			go func() {
+				_, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{Name: "s"})
+				failed <- err
+			}()
+			n.Disks.AwaitBlocked(t, operation)
+			n.Store.Fill(true)
+			release()
+			testkit.ErrorIs(t, "CreateSnapshot", testkit.Receive(t, "the end of the snapshot", failed), sandbox.ErrStoreFull)
+			if got := n.Engine.Snapshots(); got != 0 {
+				t.Errorf("%d snapshots are left", got)
+			}
+			n.Store.Fill(false)
+			snapshotOf(t, n, id, "s") // the name is free
+		})
+	}
+}
+
 func TestCrashDuringASnapshotLeavesNothing(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	id := newDisk(t, n, "box")

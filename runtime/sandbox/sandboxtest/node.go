@@ -199,6 +199,9 @@ func (s *Store) PutSandbox(ctx context.Context, sb sandbox.Sandbox) error {
 
 // PutSnapshot implements sandbox.Store.
 func (s *Store) PutSnapshot(ctx context.Context, snapshot sandbox.Snapshot) error {
+	if s.full.Load() {
+		return sandbox.ErrStoreFull
+	}
 	if err := s.call("put_snapshot", nil); err != nil {
 		return err
 	}
