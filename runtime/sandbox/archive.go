@@ -12,8 +12,8 @@ import (
 // is held, Archive returns ErrBusy unless force is true. An archived sandbox stays as it is. When ctx ends first, the
 // archival goes on. progress is as for Backup.
 //
-// Errors: the errors of Backup and Stop. Then the sandbox is stopped at most, and its disk is on the node. If it is woken
-// during the upload, Archive returns ErrBusy.
+// Errors: the errors of Backup and Stop. Then the sandbox is stopped at most, and its disk is on the node. It is not
+// stopped if the object store fails at the beginning. If it is woken during the upload, Archive returns ErrBusy.
 func (m *Manager) Archive(ctx context.Context, id ID, force bool, progress func(BackupProgress)) (Sandbox, error) {
 	if m.deps.Backups == nil {
 		return Sandbox{}, ErrNoObjectStore
@@ -29,7 +29,12 @@ func (m *Manager) Archive(ctx context.Context, id ID, force bool, progress func(
 			return err
 		}
 		return m.do(ctx, func(ctx context.Context) error {
-			if b.state() != StateArchived {
+			if state := b.state(); state != StateArchived {
+				if state != StateStopped { // an object store that fails is to stop no programs
+					if _, err := m.deps.Backups.List(ctx, b.view.Load().Owner); err != nil {
+						return err
+					}
+				}
 				if err := b.stop(ctx, how, ending{reason: reason}); err != nil {
 					return err
 				}

@@ -116,18 +116,23 @@ func TestWakesOfAnArchivedSandboxShareOneDownload(t *testing.T) {
 	wantFiles(t, n, id, map[string]string{"a": "1"})
 }
 
+// An object store that fails at the beginning stops no programs.
 func TestFailedArchiveKeepsTheDisk(t *testing.T) {
-	t.Parallel()
-	n := sandboxtest.Open(t, nil)
-	id := newDisk(t, n, "box")
-	failed := errors.New("it failed")
-	n.Backups.FailOnce("create", failed)
-	_, err := n.Manager.Archive(t.Context(), id, false, nil)
-	testkit.ErrorIs(t, "Archive", err, failed)
-	if sb, _ := n.Manager.ByID(id); sb.State != sandbox.StateStopped {
-		t.Errorf("it is %s", sb.State)
+	for call, want := range map[string]sandbox.State{"list": sandbox.StateRunning, "create": sandbox.StateStopped} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			n := sandboxtest.Open(t, nil)
+			id := newDisk(t, n, "box")
+			failed := errors.New("it failed")
+			n.Backups.FailOnce(call, failed)
+			_, err := n.Manager.Archive(t.Context(), id, true, nil)
+			testkit.ErrorIs(t, "Archive", err, failed)
+			if sb, _ := n.Manager.ByID(id); sb.State != want {
+				t.Errorf("it is %s", sb.State)
+			}
+			wantFiles(t, n, id, map[string]string{"a": "1"})
+		})
 	}
-	wantFiles(t, n, id, map[string]string{"a": "1"})
 }
 
 func TestFailedRetrievalKeepsTheArchive(t *testing.T) {
