@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -60,11 +61,20 @@ func (b *liveSandbox) archive(ctx context.Context, reason StateReason, progress 
 	default:
 		return fmt.Errorf("sandbox %s is %s: %w", b, before.State, ErrBusy)
 	}
-	backup, disk, err := b.backUp(ctx, BackupSelection{}, progress)
+	id := BackupID(NewID())
+	// Before the upload: if the node dies, its next start deletes the backup.
+	err := b.changeSaved(ctx, func(sb *Sandbox) { sb.addStale(id) }, func(sb *Sandbox) { sb.removeStale(id) })
+	if err != nil {
+		return err
+	}
+	backup, disk, err := b.backUp(ctx, id, BackupSelection{}, progress)
 	if err == nil {
 		err = b.enterArchived(ctx, before, backup, disk, reason)
 	}
 	if err != nil {
+		if b.undone(ctx) {
+			b.deleteArchive(id)
+		}
 		b.emit(Event{Type: EventBackupFailed, Error: err.Error()})
 	}
 	return err
@@ -74,7 +84,6 @@ func (b *liveSandbox) archive(ctx context.Context, reason StateReason, progress 
 // it was as in before.
 func (b *liveSandbox) enterArchived(ctx context.Context, before Sandbox, backup Backup, disk SnapshotID, reason StateReason) error {
 	if err := b.lockUsable(ctx); err != nil {
-		b.m.deleteArchive(backup.ID)
 		return err
 	}
 	defer b.unlockTransition()
@@ -82,7 +91,6 @@ func (b *liveSandbox) enterArchived(ctx context.Context, before Sandbox, backup 
 	moved := now.Rebase && now.Snapshot == disk
 	copied := !now.Rebase && now.Snapshot == before.Snapshot
 	if now.State != StateStopped || !now.StateSince.Equal(before.StateSince) || b.leftover.Load() || !moved && !copied {
-		b.m.deleteArchive(backup.ID)
 		return fmt.Errorf("sandbox %s has been used: %w", b, ErrBusy)
 	}
 	archived := backup
@@ -91,15 +99,14 @@ func (b *liveSandbox) enterArchived(ctx context.Context, before Sandbox, backup 
 		func(sb *Sandbox) {
 			sb.State, sb.StateReason, sb.StateSince = StateArchived, reason, time.Now().UTC()
 			sb.Archived, sb.Snapshot, sb.Rebase = &archived, "", true
+			sb.removeStale(backup.ID)
 		},
 		func(sb *Sandbox) {
 			sb.State, sb.StateReason, sb.StateSince = now.State, now.StateReason, now.StateSince
 			sb.Archived, sb.Snapshot, sb.Rebase = nil, now.Snapshot, now.Rebase
+			sb.addStale(backup.ID)
 		})
 	if err != nil {
-		if b.undone(ctx) {
-			b.m.deleteArchive(backup.ID)
-		}
 		return err
 	}
 	b.emit(Event{Type: EventArchived, Reason: reason, Backup: backup.ID, Bytes: backup.Usage.Bytes, Stored: backup.Stored, DurationMS: milliseconds(time.Duration(backup.Duration))})
@@ -128,13 +135,40 @@ func (b *liveSandbox) removeContainer(ctx context.Context) {
 	}
 }
 
-// deleteArchive deletes the backup of a sandbox that is not archived any more, in the background.
-func (m *Manager) deleteArchive(id BackupID) {
-	m.spawn(func(ctx context.Context) {
-		if err := m.deps.Backups.Delete(ctx, []BackupID{id}); err != nil {
-			m.log.Warn("failed to delete the backup of an archive that is not needed any more", "backup", id, "error", err)
+func (sb *Sandbox) addStale(id BackupID) {
+	sb.StaleArchives = append(slices.Clone(sb.StaleArchives), id)
+}
+
+func (sb *Sandbox) removeStale(id BackupID) {
+	sb.StaleArchives = slices.DeleteFunc(slices.Clone(sb.StaleArchives), func(other BackupID) bool { return other == id })
+}
+
+// deleteArchive deletes one of the sandbox's StaleArchives in the background. After a failure, the next start of the node
+// tries again.
+func (b *liveSandbox) deleteArchive(id BackupID) {
+	b.m.spawn(func(ctx context.Context) {
+		if err := b.m.deps.Backups.Delete(ctx, []BackupID{id}); err != nil {
+			b.m.log.Warn("failed to delete the backup of an archive that is not needed any more", "sandbox", b.id, "backup", id, "error", err)
+			return
 		}
+		b.change(func(sb *Sandbox) { sb.removeStale(id) })
+		b.m.journal.dirty(b)
 	})
+}
+
+// deleteStaleArchives deletes, at start, the backups of archives that the last run of the node did not finish or delete.
+func (m *Manager) deleteStaleArchives(sandboxes map[ID]*liveSandbox) {
+	for _, b := range sandboxes {
+		for _, id := range b.view.Load().StaleArchives {
+			switch {
+			case m.deps.Restored: // it may have become the sandbox's disk since
+				b.change(func(sb *Sandbox) { sb.removeStale(id) })
+				m.journal.dirty(b)
+			case m.deps.Backups != nil && !b.toRemove():
+				b.deleteArchive(id)
+			}
+		}
+	}
 }
 
 // archives reports whether the disk of an archived sandbox is in the backup only.
@@ -227,10 +261,12 @@ func (b *liveSandbox) unarchive(ctx context.Context) error {
 		func(sb *Sandbox) {
 			sb.State, sb.StateReason, sb.StateSince = StateStopped, ReasonRetrieved, time.Now().UTC()
 			sb.Archived, sb.Snapshot, sb.Rebase = nil, s.ID, true
+			sb.addStale(before.Archived.ID)
 		},
 		func(sb *Sandbox) {
 			sb.State, sb.StateReason, sb.StateSince = now.State, now.StateReason, now.StateSince
 			sb.Archived, sb.Snapshot, sb.Rebase = now.Archived, now.Snapshot, now.Rebase
+			sb.removeStale(before.Archived.ID)
 		})
 	if err != nil {
 		if b.undone(ctx) {
@@ -240,7 +276,7 @@ func (b *liveSandbox) unarchive(ctx context.Context) error {
 	}
 	b.m.deleteTemporary(ctx, s) // the sandbox keeps its files
 	b.emit(Event{Type: EventRetrieved, Backup: before.Archived.ID, Bytes: before.Archived.Usage.Bytes, DurationMS: milliseconds(time.Since(start))})
-	b.m.deleteArchive(before.Archived.ID)
+	b.deleteArchive(before.Archived.ID)
 	b.arm()
 	return nil
 }

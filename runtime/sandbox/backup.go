@@ -174,7 +174,7 @@ func (m *Manager) Backup(ctx context.Context, id ID, req BackupRequest, progress
 		defer b.backingUp.Store(false)
 		ctx, cancel := context.WithTimeout(ctx, backupTimeout)
 		defer cancel()
-		if backup, _, err = b.backUp(ctx, req.BackupSelection, progress); err != nil {
+		if backup, _, err = b.backUp(ctx, BackupID(NewID()), req.BackupSelection, progress); err != nil {
 			b.emit(Event{Type: EventBackupFailed, Error: err.Error()})
 			return err
 		}
@@ -190,13 +190,13 @@ func (m *Manager) Backup(ctx context.Context, id ID, req BackupRequest, progress
 
 // backUp stores a part of the disk in the object store, and returns the snapshot that was stored: a temporary one if the
 // disk has changes, or none if programs run.
-func (b *liveSandbox) backUp(ctx context.Context, part BackupSelection, progress func(BackupProgress)) (Backup, SnapshotID, error) {
+func (b *liveSandbox) backUp(ctx context.Context, id BackupID, part BackupSelection, progress func(BackupProgress)) (Backup, SnapshotID, error) {
 	m := b.m
 	owner := b.view.Load().Owner
 	if err := b.retrieve(ctx); err != nil {
 		return Backup{}, "", err
 	}
-	backup := Backup{ID: BackupID(NewID()), Owner: owner, Sandbox: b.id, CreatedAt: time.Now().UTC(), BackupSelection: part}
+	backup := Backup{ID: id, Owner: owner, Sandbox: b.id, CreatedAt: time.Now().UTC(), BackupSelection: part}
 	if base, ok := b.pinUnchanged(); ok {
 		defer m.unpinSnapshot(base)
 		sb := b.sandbox()

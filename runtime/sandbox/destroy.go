@@ -68,8 +68,13 @@ func (b *liveSandbox) destroyDue(ctx context.Context, reason StateReason, due fu
 		return b.failed(ConditionDestroyFailed, fmt.Errorf("destroy %s: %w", b.id, err))
 	}
 	b.m.remove(b)
-	if archived := b.view.Load().Archived; archived != nil && b.m.deps.Backups != nil {
-		b.m.deleteArchive(archived.ID)
+	if sb := b.view.Load(); b.m.deps.Backups != nil {
+		if sb.Archived != nil {
+			b.deleteArchive(sb.Archived.ID)
+		}
+		for _, id := range sb.StaleArchives {
+			b.deleteArchive(id)
+		}
 	}
 	if b.view.Load().Snapshot != "" {
 		b.m.collectSoon()

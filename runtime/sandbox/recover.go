@@ -74,6 +74,7 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 		return err
 	}
 	m.forgetStrays(ctx, sandboxes)
+	m.deleteStaleArchives(sandboxes)
 	m.mu.Lock()
 	m.started = true
 	m.mu.Unlock()

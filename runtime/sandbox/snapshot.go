@@ -491,6 +491,7 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool, ev
 			sb.Snapshot, sb.Rebase = s.ID, true
 			sb.Image, sb.ImageRef = s.Origin.Image, s.Origin.ImageRef
 			if sb.State == StateArchived {
+				sb.addStale(sb.Archived.ID)
 				sb.State, sb.StateReason, sb.StateSince, sb.Archived = StateStopped, ReasonRestored, time.Now().UTC(), nil
 			}
 		},
@@ -498,12 +499,15 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool, ev
 			sb.Snapshot, sb.Rebase = before.Snapshot, before.Rebase
 			sb.Image, sb.ImageRef = before.Image, before.ImageRef
 			sb.State, sb.StateReason, sb.StateSince, sb.Archived = before.State, before.StateReason, before.StateSince, before.Archived
+			if before.Archived != nil {
+				sb.removeStale(before.Archived.ID)
+			}
 		})
 	if err != nil {
 		return false, err
 	}
 	if before.Archived != nil {
-		b.m.deleteArchive(before.Archived.ID)
+		b.deleteArchive(before.Archived.ID)
 	}
 	ev.Type, ev.Bytes, ev.DurationMS = EventRestored, s.Usage.Bytes, milliseconds(time.Since(start))
 	b.emit(ev)

@@ -169,6 +169,8 @@ type Sandbox struct {
 	Snapshot SnapshotID `json:"snapshot,omitempty"`
 	// Archived is the backup that has its disk while it is archived. Its Origin has the image only.
 	Archived *Backup `json:"archived,omitempty"`
+	// StaleArchives are backups of archives that are not complete, or not needed any more. The node deletes them.
+	StaleArchives []BackupID `json:"stale_archives,omitempty"`
 	// CreatedFrom is the snapshot that its creation named; empty: none.
 	CreatedFrom SnapshotID `json:"created_from,omitempty"`
 	// Rebase: the disk of its container is to be discarded, because Snapshot has changed since

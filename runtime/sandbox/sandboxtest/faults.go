@@ -1,6 +1,7 @@
 package sandboxtest
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"testing"
@@ -31,6 +32,9 @@ func (f *Faults) Fail(operation string, err error) { f.fail(operation, failure{e
 
 // FailOnce makes the next call of an operation return err.
 func (f *Faults) FailOnce(operation string, err error) { f.fail(operation, failure{err, true}) }
+
+// FailAll makes every operation return err, as when the node has died; nil ends that.
+func (f *Faults) FailAll(err error) { f.fail("", failure{err: err}) }
 
 func (f *Faults) fail(operation string, next failure) {
 	f.mu.Lock()
@@ -72,7 +76,7 @@ func (f *Faults) AwaitBlocked(t testing.TB, operation string) {
 // not ended, and returns the failure.
 func (f *Faults) begin(ctx context.Context, operation string) error {
 	f.mu.Lock()
-	failing, b := f.failures[operation], f.blocks[operation]
+	all, failing, b := f.failures[""], f.failures[operation], f.blocks[operation]
 	if failing.once {
 		delete(f.failures, operation)
 	}
@@ -87,5 +91,5 @@ func (f *Faults) begin(ctx context.Context, operation string) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return failing.err
+	return cmp.Or(all.err, failing.err)
 }

@@ -145,9 +145,9 @@ type Store struct {
 	hook atomic.Pointer[func(operation string, events []sandbox.Event) error]
 }
 
-// Hook makes the store call f at the beginning of each operation, "put", "put_snapshot", "last" or
-// "append", and "after_put" and "after_put_snapshot", when the record is written. events are those to
-// append. An error of f fails the operation; nil ends the calls.
+// Hook makes the store call f at the beginning of each operation, "put", "put_snapshot", "delete",
+// "delete_snapshot", "last" or "append", and "after_put" and "after_put_snapshot", when the record is written. events are
+// those to append. An error of f fails the operation; nil ends the calls.
 func (s *Store) Hook(f func(operation string, events []sandbox.Event) error) { s.hook.Store(&f) }
 
 func (s *Store) call(operation string, events []sandbox.Event) error {
@@ -209,6 +209,22 @@ func (s *Store) PutSnapshot(ctx context.Context, snapshot sandbox.Snapshot) erro
 		return err
 	}
 	return s.call("after_put_snapshot", nil)
+}
+
+// DeleteSandbox implements sandbox.Store.
+func (s *Store) DeleteSandbox(ctx context.Context, id sandbox.ID) error {
+	if err := s.call("delete", nil); err != nil {
+		return err
+	}
+	return s.Badger.DeleteSandbox(ctx, id)
+}
+
+// DeleteSnapshot implements sandbox.Store.
+func (s *Store) DeleteSnapshot(ctx context.Context, id sandbox.SnapshotID) error {
+	if err := s.call("delete_snapshot", nil); err != nil {
+		return err
+	}
+	return s.Badger.DeleteSnapshot(ctx, id)
 }
 
 // AppendEvents implements sandbox.Store.
