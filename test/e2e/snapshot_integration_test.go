@@ -177,6 +177,9 @@ func TestForksAreIndependent(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	b.exec("echo source >/srv/f")
+	b.start("program", "exec sleep 100000", nil)
+	const program = "pgrep -x sleep && cut -d ' ' -f 22 /proc/$(pgrep -x sleep)/stat" // its pid and when it started
+	running := b.exec(program)
 	forks, err := n.API.Fork(testkit.Context(t), b.id, types.ForkRequest{Count: 3})
 	b.must(err)
 	var boxes []*box
@@ -194,6 +197,7 @@ func TestForksAreIndependent(t *testing.T) {
 	if got := b.exec("cat /srv/f"); got != "source" {
 		t.Errorf("the source has %q", got)
 	}
+	testkit.Diff(t, "the program of the source", b.exec(program), running)
 	snapshots, err := n.API.Snapshots(testkit.Context(t), b.id)
 	if err != nil || len(snapshots) != 0 {
 		t.Errorf("the fork left %v, %v", snapshots, err)
