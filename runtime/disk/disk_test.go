@@ -1,10 +1,12 @@
 package disk
 
 import (
+	"errors"
 	"io/fs"
 	"path/filepath"
 	"testing"
 
+	"github.com/doze-run/doze/runtime/disk/wire"
 	"github.com/doze-run/doze/runtime/podman"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/testkit"
@@ -33,5 +35,17 @@ func TestHelperUsesPodmansLists(t *testing.T) {
 		if got := c.config().Transient; got != transient {
 			t.Errorf("transient is %v, want %v", got, transient)
 		}
+	}
+}
+
+func TestFailuresOfTheHelperAreErrorsOfSandboxes(t *testing.T) {
+	for code, want := range map[wire.Code]error{
+		wire.Full: sandbox.ErrStoreFull, wire.NoContainer: sandbox.ErrNoContainer, wire.InUse: sandbox.ErrSnapshotInUse,
+		wire.TooDeep: sandbox.ErrTooDeep, wire.NoImage: ErrNoImage, wire.NotFolder: sandbox.ErrNotFolder,
+	} {
+		testkit.ErrorIs(t, string(code), failure{wire.Reply{Code: code}}, want)
+	}
+	if errors.Is(failure{}, sandbox.ErrStoreFull) {
+		t.Error("a failure without a code is a full disk")
 	}
 }

@@ -2,12 +2,15 @@ package helper
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"go.podman.io/storage"
 
+	"github.com/doze-run/doze/runtime/disk/tree"
 	"github.com/doze-run/doze/runtime/disk/wire"
 	"github.com/doze-run/doze/testkit"
 )
@@ -36,5 +39,29 @@ func TestTransientContainersAreNotOrphans(t *testing.T) {
 	orphans, listed, err := d.orphans()
 	if err != nil || len(orphans) != 0 || !listed[layer] || !listed["c"] {
 		t.Errorf("orphans %v, listed %v, %v", orphans, listed, err)
+	}
+}
+
+func TestFailuresHaveCodes(t *testing.T) {
+	for _, c := range []struct {
+		cause error
+		want  wire.Code
+	}{
+		{syscall.ENOSPC, wire.Full},
+		{syscall.EDQUOT, wire.Full},
+		{storage.ErrContainerUnknown, wire.NoContainer},
+		{errInUse, wire.InUse},
+		{errNoImage, wire.NoImage},
+		{tree.ErrNotFolder, wire.NotFolder},
+		{tree.ErrTooDeep, wire.TooDeep},
+		{&noPathError{error: errors.New("missing")}, wire.NoPath},
+		{syscall.EIO, ""},
+	} {
+		failed := &os.PathError{Op: "write", Path: "file", Err: c.cause}
+		var reply wire.Reply
+		testkit.NoError(t, "respond", new(Disks).respond(&reply, func() error { return failed }))
+		if reply.Code != c.want || reply.Error != failed.Error() {
+			t.Errorf("%v: the reply is %+v, want the code %q", failed, reply, c.want)
+		}
 	}
 }
