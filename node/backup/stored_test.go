@@ -2,6 +2,7 @@ package backup_test
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -28,6 +29,37 @@ import (
 // backups wrote. Do not write it again: nodes must restore it as long as they restore
 // its schema.
 const storedFile = "testdata/schema1.backup"
+
+// recordsFile is a backup with storedSandbox and storedSnapshot, which the first version that had both wrote. As for storedFile, do
+// not write it again.
+const recordsFile = "testdata/schema1-records.backup"
+
+// storedTime is when everything in recordsFile happened.
+var storedTime = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+
+// storedMounts are two buckets.
+var storedMounts = []sandbox.Mount{
+	{Bucket: "data", Prefix: "shop", Path: "/data", CreatedAt: storedTime},
+	{Bucket: "models", Path: "/models", ReadOnly: true, CreatedAt: storedTime},
+}
+
+// storedSandbox is archived.
+var storedSandbox = sandbox.Sandbox{
+	ID: "b4n8r2t6w9xz", Name: "archived", Owner: node.Operator, Image: "base", ImageRef: "localhost/doze/base:latest", Size: "small",
+	State: sandbox.StateArchived, StateReason: sandbox.ReasonRequested, StateSince: storedTime, CreatedAt: storedTime, LastActiveAt: storedTime,
+	ArchiveAfter: sandbox.Duration(720 * time.Hour), Persist: sandbox.PersistDisk, Mounts: storedMounts, Rebase: true,
+	Archived: &sandbox.Backup{
+		ID: "c5p9s3v7y1ab", Owner: node.Operator, Sandbox: "b4n8r2t6w9xz", CreatedAt: storedTime, Usage: sandbox.DiskUsage{Bytes: 1000, Entries: 2},
+		Stored: 500, Duration: sandbox.Duration(time.Second), Origin: sandbox.Sandbox{Image: "base", ImageRef: "localhost/doze/base:latest"}, Layers: []string{"sha256:1"},
+	},
+}
+
+// storedSnapshot is partial.
+var storedSnapshot = sandbox.Snapshot{
+	ID: "d6q1t4w8z2bc", Name: "app", Owner: node.Operator, Sandbox: storedSandbox.ID, Depth: 1, CreatedAt: storedTime,
+	Usage: sandbox.DiskUsage{Bytes: 4096, Entries: 1}, Duration: sandbox.Duration(time.Second), Frozen: sandbox.Duration(time.Millisecond), Paths: []string{"/srv/app", "/etc/motd"},
+	Origin: sandbox.Sandbox{Name: "archived", Owner: node.Operator, Image: "base", ImageRef: "localhost/doze/base:latest", Size: "small", Persist: sandbox.PersistNone, CreatedAt: storedTime, Mounts: storedMounts},
+}
 
 const certificateKey = "certificates/local/a.example.com/a.example.com.key"
 
@@ -119,6 +151,40 @@ func TestStoredBackupIsRestored(t *testing.T) {
 	}
 }
 
+// A node starts with archived sandboxes, mounts and snapshots of paths of an earlier version.
+func TestStoredRecordsAreRestored(t *testing.T) {
+	if testkit.Update() {
+		if _, err := os.Stat(recordsFile); err != nil {
+			n := openStored(t, shortDir(t))
+			testkit.NoError(t, "store", errors.Join(n.records.PutSandbox(t.Context(), storedSandbox), n.records.PutSnapshot(t.Context(), storedSnapshot)))
+			n.write(t, recordsFile)
+		}
+	}
+	f, err := os.Open(recordsFile)
+	testkit.NoError(t, "open", err)
+	defer f.Close()
+	home := shortDir(t)
+	_, err = backup.Restore(f, home)
+	testkit.NoError(t, "restore", err)
+	n := openStored(t, home)
+	sandboxes, _ := n.Sandboxes.List(node.Operator, sandbox.Filter{}, "", 10)
+	testkit.Diff(t, "the sandboxes", sandboxes, []sandbox.Sandbox{storedSandbox})
+	var snapshots []sandbox.Snapshot
+	testkit.NoError(t, "list snapshots", n.records.Snapshots(t.Context(), func(s sandbox.Snapshot) error {
+		snapshots = append(snapshots, s)
+		return nil
+	}))
+	testkit.Diff(t, "the snapshots", snapshots, []sandbox.Snapshot{storedSnapshot})
+}
+
+// write writes a stored backup of the node.
+func (n *stored) write(t *testing.T, file string) {
+	t.Helper()
+	var b bytes.Buffer
+	testkit.NoError(t, "back up", backup.Write(t.Context(), &b, backup.Source{Home: n.home, Store: n.records, Version: "v0.0.0"}))
+	testkit.Golden(t, file, b.Bytes())
+}
+
 // shortDir is a folder for sockets, whose paths must be short.
 func shortDir(t *testing.T) string {
 	t.Helper()
@@ -154,7 +220,5 @@ func writeStored(t *testing.T) {
 		events, err := n.records.Events(ctx, sb.ID, 0, 100)
 		return err == nil && len(events) >= 2
 	})
-	var b bytes.Buffer
-	testkit.NoError(t, "back up", backup.Write(ctx, &b, backup.Source{Home: home, Store: n.records, Version: "v0.0.0"}))
-	testkit.Golden(t, storedFile, b.Bytes())
+	n.write(t, storedFile)
 }
