@@ -42,7 +42,7 @@ func (a *API) registerBackups() {
 		summary: "Back up the disk of a sandbox, or a part of it, to the object store",
 		description: "Without `paths`, the backup contains the disk above its image. With `paths`, it contains everything at these paths, including files of the image. Never wakes the sandbox, and works in every state. The programs of a running sandbox stop while the last changes are copied; `frozen_ms` is how long. " +
 			"An archived sandbox is stopped then, because its disk is downloaded. " +
-			"Responds when the backup is in the object store. Continues when the client disconnects. After an error, the next backup sends only the missing content, and again what this one has sent in its last minute.",
+			"Responds when the backup is in the object store. Continues when the client disconnects. After an error, the next backup sends only the missing content, and again what this one has sent in its last 5 seconds, or in the last twentieth of its duration up to a minute.",
 		codes: slices.Concat(objectStoreCodes, []problem.Code{problem.BackupLimitExceeded, problem.BackupUnsupported, problem.ImageMismatch, problem.SnapshotLimitExceeded, problem.SandboxBusy, problem.SandboxDestroyed,
 			problem.SleepFailed, problem.NodeDiskFull, problem.SandboxTimeout, problem.StreamLimitExceeded}),
 		responses: map[int]*huma.Response{

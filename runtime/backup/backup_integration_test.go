@@ -303,27 +303,48 @@ func TestFailuresOfTheObjectStoreAreNamed(t *testing.T) {
 	}
 }
 
-// TestInterruptedBackupIsResumed: the S3 server fails during a backup. The next backup is complete.
+// TestInterruptedBackupIsResumed: the S3 server fails during a backup. The next backup is complete, and does not upload
+// again what the server has.
 func TestInterruptedBackupIsResumed(t *testing.T) {
+	const (
+		files    = 60 << 20
+		attempts = 10 // at one pack, after which the backup fails
+		overhead = 1 << 20
+	)
 	r := newRig(t)
 	id := r.node.Create(t, disktest.BaseImage)
-	random(t, id, "data", 60, 1024)
+	random(t, id, "data", files>>20, 1024)
 	s := r.snapshot(id)
-	var sent atomic.Int64
+	var failures, stored atomic.Int64
+	var complete, failing atomic.Pointer[string] // keys of packs
 	r.s3.Fail(func(q *http.Request) s3test.Fault {
-		if q.Method == http.MethodPut && q.ContentLength > 1<<20 && sent.Add(1) > 1 {
-			return s3test.Fault{Cut: true}
+		if q.Method != http.MethodPut || q.ContentLength < 1<<20 {
+			return s3test.Fault{}
 		}
+		if key := q.URL.Path; !complete.CompareAndSwap(nil, &key) && *complete.Load() != key {
+			failing.CompareAndSwap(nil, &key)
+			if *failing.Load() == key && failures.Add(1) <= attempts {
+				return s3test.Fault{Cut: true}
+			}
+		}
+		stored.Add(q.ContentLength)
 		return s3test.Fault{}
 	})
 	_, err := r.Create(r.ctx, record(id), s, ignore)
-	wantFailure(t, "a server that dies", err, sandbox.ObjectStoreUnreachable)
+	wantFailure(t, "a server that fails", err, sandbox.ObjectStoreUnreachable)
 	if list, err := r.List(r.ctx, "owner"); err != nil || len(list) != 0 {
 		t.Errorf("after the failure: %v, %v", list, err)
 	}
+	if failures.Load() < attempts || stored.Load() < 20<<20 {
+		t.Fatalf("%d uploads failed, and the server stored %d bytes", failures.Load(), stored.Load())
+	}
 	r.s3.Fail(nil)
+	r.s3.ResetCounts()
 	b, err := r.Create(r.ctx, record(id), s, ignore)
 	testkit.NoError(t, "back up again", err)
+	if sent, missing := r.s3.Uploaded(), files-stored.Load(); sent > missing+overhead {
+		t.Errorf("the second backup sent %d bytes; the server lacked %d", sent, missing)
+	}
 	want := disktest.Unshare(t, r.node.Create(t, sandbox.SnapshotRef(s)), `cd "$root/srv/data" && sha256sum *`)
 	if got := disktest.Unshare(t, r.restore(b), `cd "$root/srv/data" && sha256sum *`); got != want {
 		t.Errorf("restored %s, want %s", got, want)

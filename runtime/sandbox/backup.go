@@ -146,7 +146,8 @@ type BackupRequest struct {
 // Backup stores the disk of a sandbox in any state in the object store, and returns the record. It
 // never wakes the sandbox. Running programs stop while the last changes are copied. progress may be nil, and is not
 // called after Backup returns. If ctx ends first, the backup continues. After an error, the next backup
-// sends only the missing content, and again what this one has sent in its last minute.
+// sends only the missing content, and again what this one has sent in its last 5 seconds, or in the last twentieth of its duration
+// up to a minute.
 //
 // Errors: ErrNoObjectStore, ErrTooManyBackups, ErrBackupUnsupported, *ObjectStoreError, and the errors of
 // CreateSnapshot. ErrBusy means that the sandbox is already being backed up.

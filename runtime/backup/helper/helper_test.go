@@ -3,6 +3,7 @@ package helper
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -12,9 +13,14 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/blob/filesystem"
 	"golang.org/x/sys/unix"
 
@@ -28,6 +34,22 @@ type rig struct {
 	*testing.T
 	blobs, cache string
 	password     string
+	fail         func(blob.ID) error // of uploads; may be nil
+}
+
+// faulty is a storage with the faults of a rig.
+type faulty struct {
+	blob.Storage
+	*rig
+}
+
+func (f faulty) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, opts blob.PutOptions) error {
+	if f.fail != nil {
+		if err := f.fail(id); err != nil {
+			return err
+		}
+	}
+	return f.Storage.PutBlob(ctx, id, data, opts)
 }
 
 func newRig(t *testing.T) *rig {
@@ -41,7 +63,7 @@ func (r *rig) open(request wire.Request) (*repository, error) {
 	storage, err := filesystem.New(ctx, &filesystem.Options{Path: r.blobs}, false)
 	testkit.NoError(r, "open the storage", err)
 	request.Password, request.Cache, request.Node = r.password, r.cache, "test"
-	opened, err := openIn(ctx, &store{Storage: storage}, request)
+	opened, err := openIn(ctx, &store{Storage: faulty{storage, r}}, request)
 	if err == nil {
 		r.Cleanup(opened.close)
 	}
@@ -288,6 +310,27 @@ func TestSecondBackupStoresOnlyChanges(t *testing.T) {
 	}
 }
 
+// TestFailedBackupIsResumed: one upload fails.
+func TestFailedBackupIsResumed(t *testing.T) {
+	r := newRig(t)
+	layer, content := t.TempDir(), make([]byte, 4<<20)
+	rand.Read(content)
+	testkit.NoError(t, "write", os.WriteFile(filepath.Join(layer, "file"), content, 0o600))
+	var once sync.Once
+	r.fail = func(id blob.ID) (err error) {
+		if strings.HasPrefix(string(id), "p") {
+			once.Do(func() { err = errors.New("the object store fails") })
+		}
+		return err
+	}
+	if _, err := r.backUpPart("first", wire.Request{Layers: []string{layer}}); describe(err).Code != wire.Unreachable {
+		t.Fatalf("a failed upload: %v", err)
+	}
+	if second := r.backUp("second", []string{layer}, nil); second.Stored > int64(len(content))/10 {
+		t.Errorf("the second backup stored %d bytes of %d again", second.Stored, len(content))
+	}
+}
+
 func TestBackupsOfAnOwnerAreListedAndDeleted(t *testing.T) {
 	r := newRig(t)
 	if opened, err := r.open(wire.Request{Operation: wire.List}); err != nil || opened.DirectRepository != nil {
@@ -359,4 +402,44 @@ func TestCanceledBackupStoresNoBackup(t *testing.T) {
 	if _, _, err := r.restore("first"); describe(err).Code != wire.NotFound {
 		t.Errorf("restored it: %v", err)
 	}
+}
+
+// TestFullDiskIsReported, also if the object store failed before.
+func TestFullDiskIsReported(t *testing.T) {
+	r := &repository{store: &store{failed: &wire.Error{Code: wire.Unreachable}}}
+	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT} {
+		failed := fmt.Errorf("restore: %w", os.NewSyscallError("write", cause))
+		for name, err := range map[string]error{"open": failed, "serve": r.explain(failed)} {
+			if got := describe(err); got.Code != wire.Full || got.Message != failed.Error() {
+				t.Errorf("%s: %v is %+v", name, cause, got)
+			}
+		}
+	}
+}
+
+// flushes records when a writer is flushed.
+type flushes struct {
+	repo.RepositoryWriter
+	start time.Time
+	at    []time.Duration
+}
+
+func (f *flushes) Flush(context.Context) error {
+	f.at = append(f.at, time.Since(f.start))
+	return nil
+}
+
+// TestCheckpoints of a backup that sends nothing in the first 7 seconds.
+func TestCheckpoints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &flushes{start: time.Now()}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		sent := func() int64 { return max(int64(time.Since(w.start)), int64(7*time.Second)) }
+		testkit.NoError(t, "flush", flushRegularly(ctx, w, sent, cancel))
+		testkit.Diff(t, "the first checkpoints", w.at[:2], []time.Duration{10 * time.Second, 15 * time.Second})
+		if last := w.at[len(w.at)-2:]; last[1]-last[0] != maxCheckpoint || len(w.at) > 120 {
+			t.Errorf("%d checkpoints, the last at %v", len(w.at), last)
+		}
+	})
 }
