@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -101,9 +102,15 @@ func TestArchiveOfAKilledNode(t *testing.T) {
 		_, err := n.API.Archive(testkit.Context(t), b.id, false, nil)
 		return err
 	}
-	kill("upload", nth(1, isUpload("p")), archive, types.StateStopped)
-	if got := b.exec(check); got != "28" {
-		t.Errorf("after the upload was cut off: %q", got)
+	for name, match := range map[string]func(*http.Request) bool{
+		"list": nth(1, isList), "first pack": nth(1, isUpload("p")), "second pack": nth(2, isUpload("p")), "last index": nth(2, isUpload("xn")),
+	} {
+		kill("upload, "+name, match, archive, types.StateStopped)
+		if got := b.exec(check); got != "28" {
+			t.Errorf("after the upload was cut off: %q", got)
+		}
+		testkit.Eventually(t, "the incomplete archive is deleted", func() bool { return len(n.backups(t)) == 0 })
+		b.exec("cd /srv/files; for i in $(seq 28); do head -c 1M /dev/urandom >$i; done; sha256sum * >/srv/sums") // content that the object store does not have
 	}
 	b.archive()
 	n.awaitOffNode(t, b, before)
@@ -111,43 +118,56 @@ func TestArchiveOfAKilledNode(t *testing.T) {
 		_, err := n.API.Wake(testkit.Context(t), b.id)
 		return err
 	}
-	kill("download", nth(1, isPack), wake, types.StateArchived)
-	n.awaitOffNode(t, b, before)
+	for name, match := range map[string]func(*http.Request) bool{"list": nth(1, isList), "first pack": nth(1, isPack), "second pack": nth(2, isPack)} {
+		kill("download, "+name, match, wake, types.StateArchived)
+		n.awaitOffNode(t, b, before)
+	}
 	if got := b.exec(check); got != "28" {
 		t.Errorf("after the download was cut off: %q", got)
 	}
 }
 
-// transfers are the operations between disks and the object store, each with the request during which processes are killed.
+// Requests of uploads and downloads, in order. The packs have the content of files.
+var (
+	uploads   = []func() func(*http.Request) bool{atNth(1, isPut), atNth(1, isUpload("p")), atNth(2, isUpload("xn"))}
+	downloads = []func() func(*http.Request) bool{atNth(1, isList), atNth(1, isPack), atNth(2, isPack)}
+)
+
+// atNth returns a function that returns nth, whose count begins then.
+func atNth(n int64, match func(*http.Request) bool) func() func(*http.Request) bool {
+	return func() func(*http.Request) bool { return nth(n, match) }
+}
+
+// transfers are the operations between disks and the object store, each with the requests during which processes are killed.
 var transfers = map[string]struct {
-	during func(*http.Request) bool
+	during []func() func(*http.Request) bool
 	// prepare comes before the operation, and returns the id of the backup to restore.
 	prepare func(n *backupNode, b *box) (backup string)
 	run     func(n *backupNode, b *box, backup string) error
 }{
 	"archive": {
-		isUpload("p"), func(*backupNode, *box) string { return "" },
+		uploads, func(*backupNode, *box) string { return "" },
 		func(n *backupNode, b *box, _ string) error {
 			_, err := n.API.Archive(testkit.Context(b.t), b.id, true, nil)
 			return err
 		},
 	},
 	"retrieval": {
-		isPack, func(_ *backupNode, b *box) string { b.archive(); return "" },
+		downloads, func(_ *backupNode, b *box) string { b.archive(); return "" },
 		func(n *backupNode, b *box, _ string) error {
 			_, err := n.API.Wake(testkit.Context(b.t), b.id)
 			return err
 		},
 	},
 	"backup": {
-		isUpload("p"), func(*backupNode, *box) string { return "" },
+		uploads, func(*backupNode, *box) string { return "" },
 		func(n *backupNode, b *box, _ string) error {
 			_, err := n.API.CreateBackup(testkit.Context(b.t), b.id, types.CreateBackupRequest{}, nil)
 			return err
 		},
 	},
 	"restore": {
-		isPack, func(_ *backupNode, b *box) string {
+		downloads, func(_ *backupNode, b *box) string {
 			backup := b.backUp().ID
 			b.exec("echo changed >/srv/changed")
 			return backup
@@ -164,47 +184,45 @@ var transfers = map[string]struct {
 func TestKilledProcessesLeaveWholeArchivesAndBackups(t *testing.T) {
 	n := newBackupNode(t)
 	before := n.remains(t)
-	killBackupHelper := func(*node, *box) {
-		for _, pid := range n.backupHelpers() {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
-		}
-	}
+	killBackupHelper := func(*node, *box) int { return signal(n.backupHelpers(), syscall.SIGKILL) }
 	for name, o := range transfers {
 		processes := []string{"backup helper", "disk helper", "podman"}
 		if name == "backup" || name == "restore" { // of a running sandbox
 			processes = append(processes, "guest", "monitor")
 		}
-		for _, victim := range processes {
-			t.Run(name+"/"+victim, func(t *testing.T) {
+		for i, victim := range processes {
+			request := i % len(o.during)
+			t.Run(fmt.Sprintf("%s/%s at request %d", name, victim, request), func(t *testing.T) {
 				b := n.newBox(t)
-				b.exec("head -c 3M /dev/urandom >/srv/file; sha256sum /srv/file >/srv/sum")
-				_, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Name: "writer", Command: types.Command{Command: writer}})
-				b.must(err)
-				testkit.Eventually(t, "the writer writes", func() bool { return b.try("cat /srv/acknowledged").ExitCode == 0 })
+				b.exec("head -c 28M /dev/urandom >/srv/file; sha256sum /srv/file >/srv/sum")
+				b.startWriter()
+				records := b.acknowledged()
 				backup := o.prepare(n, b)
 				b.must(os.RemoveAll(filepath.Join(n.Home, "backups"))) // the cache
 				kill := victims[victim]
 				if victim == "backup helper" {
 					kill = killBackupHelper
 				}
-				blocked := n.block(t, nth(1, o.during))
+				blocked := n.block(t, o.during[request]())
 				ended := make(chan error, 1)
 				go func() { ended <- o.run(n, b, backup) }()
 				testkit.Closed(t, "the transfer", blocked.reached)
-				kill(n.node, b)
+				if kill(n.node, b) == 0 {
+					t.Errorf("no %s was killed", victim)
+				}
 				blocked.release()
-				err = testkit.Receive(t, "the end of the operation", ended)
+				err := testkit.Receive(t, "the end of the operation", ended)
 				if victim == "backup helper" && err == nil {
 					t.Error("the operation succeeded without its helper")
 				}
 				b.exec("sha256sum --quiet -c /srv/sum")
-				b.records()
+				b.records(records)
 				if changed := b.try("cat /srv/changed").ExitCode == 0; name == "restore" && changed != (err != nil) {
 					t.Errorf("the restore ended with %v; the disk is the sandbox's own: %t", err, changed)
 				}
 				b.must(o.run(n, b, backup)) // again
 				b.exec("sha256sum --quiet -c /srv/sum")
-				b.records()
+				b.records(records)
 				b.must(n.API.Delete(testkit.Context(t), b.id))
 				for _, id := range n.backups(t) {
 					b.must(n.API.DeleteBackup(testkit.Context(t), id))

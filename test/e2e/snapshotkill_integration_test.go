@@ -4,15 +4,13 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net/http/httptrace"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -34,27 +32,40 @@ while True:
     os.rename("/srv/acknowledged.new", "/srv/acknowledged")
 '`
 
-// records fails unless the disk of the sandbox has each record that the writer acknowledged, and returns their
-// number.
-func (b *box) records() int {
+// startWriter starts the writer, and returns when it has acknowledged a record.
+func (b *box) startWriter() {
 	b.t.Helper()
-	out := b.exec(`python3 -c '
-n = int(open("/srv/acknowledged").read())
-lines = open("/srv/log").read().splitlines()
-assert lines[:n] == ["%08d" % i for i in range(n)], (n, lines[-3:])
-print(n)
-'`)
-	n, err := strconv.Atoi(out)
+	_, err := b.node.API.StartProcess(testkit.Context(b.t), b.id, types.StartProcessRequest{Name: "writer", Command: types.Command{Command: writer}})
+	b.must(err)
+	testkit.Eventually(b.t, "the writer writes", func() bool { return b.try("cat /srv/acknowledged").ExitCode == 0 })
+}
+
+// acknowledged returns how many records the writer has acknowledged.
+func (b *box) acknowledged() int {
+	b.t.Helper()
+	n, err := strconv.Atoi(b.exec("cat /srv/acknowledged"))
 	b.must(err)
 	return n
+}
+
+// records fails unless the disk has the first records, at least this many, and no part of another.
+func (b *box) records(least int) {
+	b.t.Helper()
+	b.exec(fmt.Sprintf(`python3 -c '
+lines = open("/srv/log").read().split("\n")
+assert lines.pop() == "", lines[-3:]
+assert lines == ["%%08d" %% i for i in range(len(lines))], lines[-3:]
+assert len(lines) >= %d, len(lines)
+'`, least))
 }
 
 // diskOperation is an operation on the disks of sandboxes.
 type diskOperation struct {
 	state types.State // of the sandbox before it
 	run   func(ctx context.Context, n *node, b *box) error
-	// check checks the sandbox after the node has started again. failed: the operation was not acknowledged.
-	check func(t *testing.T, n *node, b *box, failed bool)
+	// check checks the sandbox after the node has started again. failed: the operation was not acknowledged. Each disk has
+	// at least the first records.
+	check func(t *testing.T, n *node, b *box, failed bool, records int)
 }
 
 const killedSnapshot = "killed"
@@ -65,9 +76,9 @@ func createSnapshot(ctx context.Context, n *node, b *box) error {
 }
 
 // checkSnapshot: an acknowledged snapshot exists, and one that exists has all records.
-func checkSnapshot(t *testing.T, n *node, b *box, failed bool) {
+func checkSnapshot(t *testing.T, n *node, b *box, failed bool, records int) {
 	t.Helper()
-	b.records()
+	b.records(records)
 	list, err := n.API.Snapshots(testkit.Context(t), b.id)
 	b.must(err)
 	if len(list) == 0 {
@@ -77,7 +88,7 @@ func checkSnapshot(t *testing.T, n *node, b *box, failed bool) {
 		return
 	}
 	of := n.newBoxOf(t, list[0].ID)
-	of.records()
+	of.records(records)
 	b.must(n.API.Delete(testkit.Context(t), of.id))
 	b.must(n.API.DeleteSnapshot(testkit.Context(t), list[0].ID))
 }
@@ -92,9 +103,9 @@ var diskOperations = map[string]diskOperation{
 			_, err := n.API.Restore(ctx, b.id, types.RestoreRequest{SnapshotID: killedSnapshot}, true)
 			return err
 		},
-		func(t *testing.T, n *node, b *box, failed bool) {
+		func(t *testing.T, n *node, b *box, failed bool, records int) {
 			t.Helper()
-			b.records()
+			b.records(records)
 			if which := b.exec("cat /srv/which"); which != "snapshot" && (!failed || which != "own") {
 				t.Errorf("the sandbox has the disk %q", which)
 			}
@@ -107,9 +118,9 @@ var diskOperations = map[string]diskOperation{
 			_, err := n.API.Fork(ctx, b.id, types.ForkRequest{Count: 3, Names: []string{"fork-a", "fork-b", "fork-c"}})
 			return err
 		},
-		func(t *testing.T, n *node, b *box, failed bool) {
+		func(t *testing.T, n *node, b *box, failed bool, records int) {
 			t.Helper()
-			b.records()
+			b.records(records)
 			list, err := n.API.List(testkit.Context(t), client.Filter{})
 			b.must(err)
 			forks := slices.DeleteFunc(list, func(sb types.Sandbox) bool { return sb.ID == b.id })
@@ -118,32 +129,35 @@ var diskOperations = map[string]diskOperation{
 			}
 			for _, sb := range forks {
 				of := n.boxOf(t, sb.ID)
-				of.records()
+				of.records(records)
 				b.must(n.API.Delete(testkit.Context(t), of.id))
 			}
 		},
 	},
 }
 
-// victims are the processes that take part in operations on disks.
-var victims = map[string]func(n *node, b *box){
-	"node":        func(n *node, b *box) { b.must(n.Kill()) },
-	"disk helper": func(n *node, b *box) { n.killChildren(b.t, "doze-disk") },
-	"podman":      func(n *node, b *box) { n.killChildren(b.t, "podman") },
-	"guest":       func(_ *node, b *box) { b.killGuest() },
-	"monitor":     func(_ *node, b *box) { b.killMonitor() },
+// victims kill the processes that take part in operations on disks, and return how many they have killed.
+var victims = map[string]func(n *node, b *box) int{
+	"node":        func(n *node, b *box) int { b.must(n.Kill()); return 1 },
+	"disk helper": func(n *node, _ *box) int { return signal(n.running("doze-disk"), syscall.SIGKILL) },
+	"podman":      func(n *node, _ *box) int { return signal(n.running("podman"), syscall.SIGKILL) },
+	"guest":       func(_ *node, b *box) int { return b.killPrograms() },
+	"monitor":     func(_ *node, b *box) int { return signal(b.monitors(), syscall.SIGKILL) },
 }
 
-// killChildren kills the children of the node that run a program, if there are any.
-func (n *node) killChildren(t *testing.T, name string) {
-	t.Helper()
-	for _, pid := range n.children() {
-		if program(pid) == name {
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-				t.Error(err)
-			}
+// running returns the children of the node that run a program.
+func (n *node) running(name string) []int {
+	return slices.DeleteFunc(n.children(), func(pid int) bool { return program(pid) != name })
+}
+
+// signal sends a signal to processes, and returns how many of them existed.
+func signal(pids []int, s syscall.Signal) (count int) {
+	for _, pid := range pids {
+		if syscall.Kill(pid, s) == nil {
+			count++
 		}
 	}
+	return count
 }
 
 // program returns the name of the program that a process runs; empty if it has ended.
@@ -156,36 +170,79 @@ func program(pid int) string {
 	return filepath.Base(first)
 }
 
-// killGuest kills the first process of the sandbox, which may not run.
-func (b *box) killGuest() {
-	for _, pid := range b.hostPIDs() {
-		if program(pid) == "doze-guest" {
-			_ = exec.Command("podman", "unshare", "kill", "-9", strconv.Itoa(pid)).Run() // it may have ended
-		}
-	}
+// killPrograms kills the guest and all other processes of the sandbox, which belong to other users than the node.
+func (b *box) killPrograms() int {
+	b.t.Helper()
+	count := len(b.hostPIDs())
+	b.must(os.WriteFile(filepath.Join(os.Getenv("DOZE_CGROUP"), "sandboxes", b.id, "cgroup.kill"), []byte("1"), 0))
+	return count
 }
 
-// killMonitor kills the sandbox's conmon, which may not run.
-func (b *box) killMonitor() {
+// monitors returns the conmon of the sandbox, if it runs.
+func (b *box) monitors() (pids []int) {
 	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range commands {
 		command, _ := os.ReadFile(path)
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		if err == nil && program(pid) == "conmon" && strings.Contains(string(command), "doze-"+b.id) {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+			pids = append(pids, pid)
 		}
 	}
+	return pids
 }
 
-// moment is a process and when it is killed: after a part of the duration of the operation.
+// moment is a process and when it is killed: after a part of the duration of the operation. At 0, the disk helper is killed
+// whenever it runs, so that the operation fails.
 type moment struct {
 	victim string
 	part   float64
 }
 
 var moments = []moment{
-	{"node", 0.25}, {"node", 0.5}, {"node", 0.75}, {"disk helper", 0.3}, {"disk helper", 0.7}, {"podman", 0.4}, {"podman", 0.8}, {"guest", 0.5},
+	{"node", 0.25}, {"node", 0.5}, {"node", 0.75}, {"disk helper", 0}, {"disk helper", 0.3}, {"disk helper", 0.7}, {"podman", 0.4}, {"podman", 0.8}, {"guest", 0.5},
 	{"monitor", 0.5},
+}
+
+// interrupt runs an operation and kills processes after a part of it. The operation cannot end before the kill, because
+// the disk helper, which it needs, is suspended meanwhile; unless it has ended already, and nothing is killed. With the
+// delay 0, the disk helper is suspended before the operation begins. If again is true, it kills until the operation ends.
+func (n *node) interrupt(t *testing.T, delay time.Duration, run func(context.Context) error, kill func() int, again bool) (killed int, err error) {
+	t.Helper()
+	var helpers []int
+	suspend := func() {
+		helpers = n.running("doze-disk")
+		if signal(helpers, syscall.SIGSTOP) == 0 {
+			t.Error("the node has no disk helper")
+		}
+	}
+	if delay == 0 {
+		suspend()
+	}
+	requested, ended := make(chan struct{}), make(chan error, 1)
+	ctx := httptrace.WithClientTrace(testkit.Context(t), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(requested) }})
+	go func() { ended <- run(ctx) }()
+	testkit.Closed(t, "the request", requested)
+	if delay > 0 {
+		time.Sleep(delay) // chooses the moment; the checks hold for each
+		suspend()
+	}
+	defer signal(helpers, syscall.SIGCONT)
+	select {
+	case err := <-ended:
+		return 0, err
+	default:
+	}
+	killed = kill()
+	signal(helpers, syscall.SIGCONT)
+	for again {
+		select {
+		case err := <-ended:
+			return killed, err
+		case <-time.After(time.Millisecond):
+			kill()
+		}
+	}
+	return killed, testkit.Receive(t, "the end of the operation", ended)
 }
 
 // TestKilledProcessesLeaveWholeSnapshots kills the processes of the node at moments that are spread over the duration of each
@@ -196,38 +253,54 @@ func TestKilledProcessesLeaveWholeSnapshots(t *testing.T) {
 	for name, o := range diskOperations {
 		var took time.Duration
 		for _, at := range append([]moment{{}}, moments...) { // the first one is measured
-			if at.victim == "guest" && o.state != types.StateRunning {
+			if o.state != types.StateRunning && (at.victim == "guest" || at.victim == "monitor") {
 				continue
 			}
-			b := n.newBox(t)
-			b.exec("mkdir /srv/files; cd /srv/files; seq 300 | xargs -n 20 touch; echo snapshot >/srv/which")
-			_, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Name: "writer", Command: types.Command{Command: writer}})
-			b.must(err)
-			testkit.Eventually(t, "the writer writes", func() bool { return b.try("cat /srv/acknowledged").ExitCode == 0 })
-			if name == "restore" {
-				b.must(createSnapshot(testkit.Context(t), n, b))
-				b.exec("echo own >/srv/which")
+			// An operation that ends before its moment is repeated with an earlier one.
+			for killed, last := 0, false; killed == 0 && !last; at.part /= 2 {
+				last = at.part < 0.05
+				t.Run(fmt.Sprintf("%s/%s at %.0f %%", name, at.victim, 100*at.part), func(t *testing.T) {
+					b := n.newBox(t)
+					b.exec("mkdir /srv/files; cd /srv/files; seq 300 | xargs -n 20 touch; echo snapshot >/srv/which")
+					b.startWriter()
+					records := b.acknowledged()
+					if name == "restore" {
+						b.must(createSnapshot(testkit.Context(t), n, b))
+						b.exec("echo own >/srv/which")
+					}
+					b.enter(o.state)
+					began := time.Now()
+					run := func(ctx context.Context) error { return o.run(ctx, n, b) }
+					if at.victim == "" {
+						b.must(run(testkit.Context(t)))
+						took, killed = time.Since(began), 1
+						o.check(t, n, b, false, records)
+					} else {
+						delay := time.Duration(float64(took) * at.part)
+						if last {
+							delay = 0
+						}
+						always := at.victim == "disk helper" && at.part == 0
+						var err error
+						killed, err = n.interrupt(t, delay, run, func() int { return victims[at.victim](n, b) }, always)
+						if killed == 0 && last {
+							t.Errorf("no %s was killed", at.victim)
+						}
+						if err == nil && (always || at.victim == "node" && killed > 0) {
+							t.Error("the operation succeeded")
+						}
+						if at.victim == "node" && killed > 0 {
+							b.must(n.Start())
+						}
+						o.check(t, n, b, err != nil, records)
+					}
+					b.must(n.API.Delete(testkit.Context(t), b.id))
+				})
+				if t.Failed() {
+					return
+				}
+				n.awaitRemains(t, before)
 			}
-			b.enter(o.state)
-			var ended sync.WaitGroup
-			began := time.Now()
-			ended.Go(func() { err = o.run(testkit.Context(t), n, b) })
-			if at.victim != "" {
-				// Chooses the moment of the kill; the checks hold for each.
-				time.Sleep(time.Duration(float64(took) * at.part))
-				victims[at.victim](n, b)
-			}
-			ended.Wait()
-			switch at.victim {
-			case "":
-				b.must(err)
-				took = time.Since(began)
-			case "node":
-				b.must(n.Start())
-			}
-			t.Run(fmt.Sprintf("%s/%s at %.0f %%", name, at.victim, 100*at.part), func(t *testing.T) { o.check(t, n, b, err != nil) })
-			b.must(n.API.Delete(testkit.Context(t), b.id))
-			n.awaitRemains(t, before)
 		}
 	}
 }
