@@ -153,12 +153,12 @@ test-mounts: ## copies of disks on ext4, XFS and Btrfs: wants root or sudo, and 
 	@packaging/host/setup --with-tests
 	CGO_ENABLED=0 go test -vet=off -count=1 -run 'FileSystem|ShiftOwners' -tags "mounts $(TAGS)" -exec '$(CURDIR)/packaging/host/as-root' ./runtime/disk/tree
 
-test-power: build ## losses of power at random moments: wants root or sudo, and loop devices; POWER='-moments 20 -filesystems ext4,xfs,btrfs'
+test-power: build ## losses of power at random moments, and a full disk: wants root or sudo, and loop devices; POWER='-moments 20 -filesystems ext4,xfs,btrfs'
 	@packaging/host/setup --with-tests
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	@CGO_ENABLED=0 go build $(COMPILE) -ldflags '-s -w' -o $(TEST_HOME)/bin/doze-recorder ./test/power/recorder
 	@$(BUILD_S3SERVER)
-	go test -vet=off -race -count=1 -timeout 60m -run PowerLoss -tags "mounts $(TAGS)" \
+	go test -vet=off -race -count=1 -timeout 60m -run "PowerLoss|FullDisk" -tags "mounts $(TAGS)" \
 		-exec '$(CURDIR)/packaging/host/as-root env DOZE_BIN=$(TEST_HOME)/bin' ./test/power -args $(POWER)
 
 test-clients: ## the OpenAPI document: lint, and compile generated clients for TypeScript and Go; wants Node.js

@@ -53,11 +53,7 @@ type loss struct {
 func loseAndCheck(t *testing.T, on string, random *rand.Rand) {
 	m := newMachine(t, on)
 	s3 := s3test.Start(t)
-	text, err := testnode.ProjectCaddyfile("image recorder "+image, "default_image recorder",
-		fmt.Sprintf("backups {\nendpoint %s\nbucket %s\nprefix doze/\nregion us-east-1\naccess_key %s\nsecret_key %s\npassword correct-horse-battery-staple\n}", s3.URL, s3.Bucket, s3.AccessKey, s3.SecretKey))
-	testkit.NoError(t, "read the configuration", err)
-	n := &node{t: t, Node: m.newNode(text), ledger: newLedger()}
-	testkit.NoError(t, "start the node", n.Start())
+	n := startNode(m, s3)
 
 	var losses []loss
 	lose := func() {
@@ -79,10 +75,15 @@ func loseAndCheck(t *testing.T, on string, random *rand.Rand) {
 	}
 
 	n.must(n.run("recorder", "fill", "recorder"))
-	_, err = n.API.StartProcess(n.ctx(), "recorder", types.StartProcessRequest{Name: "recorder", Command: types.Command{Argv: []string{"recorder", "record"}}, Restart: "on_wake"})
+	_, err := n.API.StartProcess(n.ctx(), "recorder", types.StartProcessRequest{Name: "recorder", Command: types.Command{Argv: []string{"recorder", "record"}}, Restart: "on_wake"})
 	n.must(err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var working sync.WaitGroup
+	end := func() {
+		cancel()
+		working.Wait()
+	}
+	defer end()
 	for _, work := range []func(i int){n.snapshotRunning, n.snapshotStopped, n.restore, n.fork, n.archive, n.backUp, n.createOne} {
 		working.Go(func() {
 			for i := 0; ctx.Err() == nil && !t.Failed(); i++ {
@@ -99,8 +100,7 @@ func loseAndCheck(t *testing.T, on string, random *rand.Rand) {
 		return all || t.Failed()
 	})
 	lose()
-	cancel()
-	working.Wait()
+	end()
 	testkit.NoError(t, "kill the node", n.Kill())
 	m.lose()
 	if t.Failed() {
@@ -135,6 +135,18 @@ type node struct {
 	*testnode.Node
 	t      *testing.T
 	ledger *ledger
+}
+
+// startNode starts the machine's node with the image of the recorder and with backups to the S3 server.
+func startNode(m *machine, s3 *s3test.Server, options ...string) *node {
+	m.t.Helper()
+	options = append(options, "image recorder "+image, "default_image recorder",
+		fmt.Sprintf("backups {\nendpoint %s\nbucket %s\nprefix doze/\nregion us-east-1\naccess_key %s\nsecret_key %s\npassword correct-horse-battery-staple\n}", s3.URL, s3.Bucket, s3.AccessKey, s3.SecretKey))
+	text, err := testnode.ProjectCaddyfile(options...)
+	testkit.NoError(m.t, "read the configuration", err)
+	n := &node{t: m.t, Node: m.newNode(text), ledger: newLedger()}
+	testkit.NoError(m.t, "start the node", n.Start())
+	return n
 }
 
 func (n *node) ctx() context.Context { return testkit.Context(n.t) }
@@ -177,7 +189,7 @@ func (n *node) acknowledged() int {
 	n.must(err)
 	records, err := strconv.Atoi(string(bytes.TrimSpace(text)))
 	n.must(err)
-	n.ledger.note(func() { n.ledger.sandboxes["recorder"] = disk{records: records} })
+	n.ledger.note(func() { n.ledger.recorded("recorder", records) })
 	return records
 }
 
@@ -193,7 +205,7 @@ func (n *node) refill(sandbox, version string) bool {
 // operations are the operations that the ledger counts.
 var operations = []string{
 	"snapshot of a running sandbox", "snapshot of a stopped sandbox", "restore", "record after a restore", "fork", "archive", "retrieval", "backup",
-	"restore of a backup", "creation", "record after a creation",
+	"restore of a backup", "creation", "record after a creation", "deletion of a snapshot", "deletion of a sandbox",
 }
 
 func (n *node) completed(operation string, f func()) {
@@ -218,7 +230,7 @@ func (n *node) snapshotRunning(i int) {
 	}
 	n.completed("snapshot of a running sandbox", func() {
 		n.ledger.snapshots[s.ID] = disk{"recorder", records}
-		n.ledger.sandboxes["recorder"] = disk{"recorder", records}
+		n.ledger.sandboxes["recorder"] = disk{"recorder", n.ledger.sandboxes["recorder"].records}
 	})
 	n.deleteSnapshot(fmt.Sprint("running-", i-retained), i >= retained)
 }
@@ -251,7 +263,9 @@ func (n *node) deleteSnapshot(name string, exists bool) {
 		return
 	}
 	n.ledger.note(func() { delete(n.ledger.snapshots, s.ID) })
-	n.must(n.API.DeleteSnapshot(n.ctx(), s.ID))
+	if n.must(n.API.DeleteSnapshot(n.ctx(), s.ID)) {
+		n.completed("deletion of a snapshot", func() { n.ledger.deleted[s.ID] = true })
+	}
 }
 
 func (n *node) restore(i int) {
@@ -299,7 +313,9 @@ func (n *node) delete(sandbox string, exists bool) {
 		return
 	}
 	n.ledger.note(func() { delete(n.ledger.sandboxes, sandbox) })
-	n.must(n.API.Delete(n.ctx(), sandbox))
+	if n.must(n.API.Delete(n.ctx(), sandbox)) {
+		n.completed("deletion of a sandbox", func() { n.ledger.deleted[sandbox] = true })
+	}
 }
 
 func (n *node) archive(i int) {
@@ -388,6 +404,26 @@ func (n *node) checkAcknowledged() {
 		})
 	}
 	all.Wait()
+	n.checkDeleted()
+}
+
+// checkDeleted fails the test if the node has what it acknowledged to have deleted.
+func (n *node) checkDeleted() {
+	n.t.Helper()
+	sandboxes, err := n.API.List(n.ctx(), client.Filter{})
+	testkit.NoError(n.t, "list the sandboxes", err)
+	for _, sb := range sandboxes {
+		if n.ledger.deleted[sb.Name] {
+			n.t.Errorf("the deleted sandbox %s exists", sb.Name)
+		}
+	}
+	snapshots, err := n.API.Snapshots(n.ctx(), "")
+	testkit.NoError(n.t, "list the snapshots", err)
+	for _, s := range snapshots {
+		if n.ledger.deleted[s.ID] {
+			n.t.Errorf("the deleted snapshot %s exists", s.ID)
+		}
+	}
 }
 
 func (n *node) checkDisk(sandbox string, want disk) {
