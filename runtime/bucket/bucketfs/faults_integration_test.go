@@ -3,10 +3,12 @@
 package bucketfs
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -85,6 +87,33 @@ func TestBriefFailuresAreRetried(t *testing.T) {
 	r.wantFile("file", content)
 	r.s3.Fail(nil)
 	r.wantObject("file", content)
+}
+
+func TestBlockedReadsDelayNoOtherRequest(t *testing.T) {
+	r := newRig(t)
+	r.put("dir/file", "content")
+	arrived, resume := r.pauseIf(func(req *http.Request) bool { return req.Method == http.MethodGet && !req.URL.Query().Has("list-type") })
+	var readers sync.WaitGroup
+	for i := range maxRequests {
+		name := fmt.Sprint("large-", i)
+		r.put(name, "content")
+		readers.Go(func() {
+			content, err := os.ReadFile(r.path(name))
+			if err != nil || string(content) != "content" {
+				t.Errorf("%s: %q, %v", name, content, err)
+			}
+		})
+		testkit.Receive(t, "a read", arrived)
+	}
+	others := make(chan error, 1)
+	go func() {
+		_, statErr := os.Stat(r.path("dir/file"))
+		_, listErr := os.ReadDir(r.dir)
+		others <- errors.Join(statErr, listErr, os.Mkdir(r.path("new"), 0o755), os.Remove(r.path("dir/file")))
+	}()
+	testkit.NoError(t, "other requests", testkit.Receive(t, "the end of the other requests", others))
+	resume()
+	readers.Wait()
 }
 
 func TestUnreachableObjectStoreIsAnInputOutputError(t *testing.T) {

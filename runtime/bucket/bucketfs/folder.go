@@ -280,7 +280,7 @@ func (m *mount) Mkdir(interrupt <-chan struct{}, in *fuse.MkdirIn, name string, 
 	} else if errno(err) != syscall.ENOENT {
 		return status(ctx, err)
 	}
-	if err := m.putMarker(ctx, key+"/"); err != nil {
+	if err := m.store.putMarker(ctx, key+"/"); err != nil {
 		return status(ctx, err)
 	}
 	m.mu.Lock()
@@ -300,11 +300,6 @@ func (m *mount) newKey(parent uint64, name string) (string, fuse.Status) {
 	}
 	key, errno := child(m.keyOf(n), name)
 	return key, fuse.Status(errno)
-}
-
-func (m *mount) putMarker(ctx context.Context, key string) error {
-	_, err := m.store.put(ctx, key, strings.NewReader(""), 0)
-	return err
 }
 
 // Rmdir implements fuse.RawFileSystem.
@@ -363,7 +358,7 @@ func (m *mount) retainFolder(ctx context.Context, key string) {
 	}
 	p, err := m.store.list(ctx, listing{prefix: key, limit: 1})
 	if err == nil && len(p.Contents) == 0 {
-		err = m.putMarker(ctx, key)
+		err = m.store.putMarker(ctx, key)
 	}
 	if err != nil {
 		m.log.Warn("failed to retain empty folder", "key", key, "error", err)

@@ -18,11 +18,16 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// pause holds the requests of a method until the caller calls resume, or the test ends. arrived receives a value for each.
+// pause is pauseIf for the requests of a method.
 func (r *rig) pause(method string) (arrived <-chan struct{}, resume func()) {
+	return r.pauseIf(func(req *http.Request) bool { return req.Method == method })
+}
+
+// pauseIf holds the requests that match until the caller calls resume, or the test ends. arrived receives a value for each.
+func (r *rig) pauseIf(match func(*http.Request) bool) (arrived <-chan struct{}, resume func()) {
 	first, resumed := make(chan struct{}, 1000), make(chan struct{})
 	r.s3.Fail(func(req *http.Request) s3test.Fault {
-		if req.Method == method {
+		if match(req) {
 			first <- struct{}{}
 			<-resumed
 		}

@@ -41,7 +41,7 @@ type page struct {
 
 // list requests a page. It does not use minio-go's function, which has no context.
 func (s *store) list(ctx context.Context, l listing) (p page, err error) {
-	err = s.doRequest(ctx, requestTimeout, func(ctx context.Context) error {
+	err = s.requests.do(ctx, requestTimeout, func(ctx context.Context) error {
 		for attempt := range maxAttempts {
 			if attempt > 0 {
 				select {

@@ -20,6 +20,14 @@ const (
 	partThreads = 4
 )
 
+// putMarker creates an empty object.
+func (s *store) putMarker(ctx context.Context, key string) error {
+	return s.requests.do(ctx, requestTimeout, func(ctx context.Context) error {
+		_, err := s.core.PutObject(ctx, s.bucket, key, strings.NewReader(""), 0, "", "", minio.PutObjectOptions{})
+		return err
+	})
+}
+
 // put uploads an object. It uses memory for buffers of connections only.
 func (s *store) put(ctx context.Context, key string, r io.ReaderAt, size int64) (object, error) {
 	var info minio.UploadInfo
@@ -38,10 +46,10 @@ func (s *store) put(ctx context.Context, key string, r io.ReaderAt, size int64) 
 // transfer calls f with a slot and with a reader of n bytes from an offset, and cancels f when the
 // reader makes no progress.
 func (s *store) transfer(ctx context.Context, r io.ReaderAt, off, n int64, f func(context.Context, io.Reader) error) error {
-	if err := s.acquire(ctx); err != nil {
+	if err := s.transfers.acquire(ctx); err != nil {
 		return err
 	}
-	defer s.releaseSlot()
+	defer s.transfers.releaseSlot()
 	ctx, w := newWatchdog(ctx)
 	defer w.stop()
 	return f(ctx, &watchedSection{io.NewSectionReader(r, off, n), w})
@@ -65,7 +73,7 @@ func (s *watchedSection) Seek(off int64, whence int) (int64, error) {
 // putParts uploads an object in parts. minio-go's function leaks goroutines when a part fails.
 func (s *store) putParts(ctx context.Context, key string, r io.ReaderAt, size int64) (info minio.UploadInfo, err error) {
 	var id string
-	err = s.doRequest(ctx, requestTimeout, func(ctx context.Context) error {
+	err = s.requests.do(ctx, requestTimeout, func(ctx context.Context) error {
 		id, err = s.core.NewMultipartUpload(ctx, s.bucket, key, minio.PutObjectOptions{})
 		return err
 	})
@@ -96,7 +104,7 @@ func (s *store) putParts(ctx context.Context, key string, r io.ReaderAt, size in
 		return info, err
 	}
 	timeout := requestTimeout + time.Duration(size/copyRate)*time.Second
-	err = s.doRequest(ctx, timeout, func(ctx context.Context) error {
+	err = s.transfers.do(ctx, timeout, func(ctx context.Context) error {
 		info, err = s.core.CompleteMultipartUpload(ctx, s.bucket, key, id, parts, minio.PutObjectOptions{})
 		return err
 	})
@@ -106,7 +114,7 @@ func (s *store) putParts(ctx context.Context, key string, r io.ReaderAt, size in
 // abort deletes the parts of a failed upload, also after ctx has ended. A lifecycle rule of the bucket
 // has to delete them if the object store is not reachable.
 func (s *store) abort(ctx context.Context, key, id string) {
-	_ = s.doRequest(context.WithoutCancel(ctx), 5*time.Second, func(ctx context.Context) error {
+	_ = s.requests.do(context.WithoutCancel(ctx), 5*time.Second, func(ctx context.Context) error {
 		return s.core.AbortMultipartUpload(ctx, s.bucket, key, id)
 	})
 }

@@ -124,10 +124,10 @@ func (r *reader) close() {
 
 // readDirect reads without a buffer.
 func (m *mount) readDirect(ctx context.Context, key string, o object, p []byte, off int64) error {
-	if err := m.store.acquire(ctx); err != nil {
+	if err := m.store.transfers.acquire(ctx); err != nil {
 		return err
 	}
-	defer m.store.releaseSlot()
+	defer m.store.transfers.releaseSlot()
 	for attempt := 0; ; attempt++ {
 		n, err := m.readOnce(ctx, key, o, p, off)
 		if err == nil || attempt == maxAttempts || ctx.Err() != nil || isPermanent(err) {

@@ -15,11 +15,12 @@ import (
 )
 
 const (
-	// maxRequests limits the concurrent requests of a mount. Further ones queue.
+	// maxRequests limits the concurrent requests of a mount that transfer or copy content, and as many that do neither.
+	// Further ones queue.
 	maxRequests = 16
 	// maxAttempts limits the attempts of one request.
 	maxAttempts = 4
-	// requestTimeout bounds a request without content, with its retries.
+	// requestTimeout bounds a request without content, with its retries, from when it has a slot.
 	requestTimeout = 30 * time.Second
 	// stallLimit bounds the time in which no byte of an object is transferred. An upload that has filled
 	// the kernel's buffers makes no visible progress until they drain: 4 MiB take 42 s at 100 KB/s.
@@ -43,7 +44,8 @@ type store struct {
 	core      minio.Core
 	transport *http.Transport
 	http      *http.Client
-	slots     chan struct{}
+	transfers slots // of requests that transfer or copy content
+	requests  slots // of requests that do neither, so that slow transfers delay no stat
 }
 
 func newStore(b Bucket) (*store, error) {
@@ -76,7 +78,8 @@ func newStore(b Bucket) (*store, error) {
 			Transport:     limited,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-		slots: make(chan struct{}, maxRequests),
+		transfers: make(slots, maxRequests),
+		requests:  make(slots, maxRequests),
 	}, nil
 }
 
@@ -86,8 +89,8 @@ func newTransport() *http.Transport {
 		Proxy:                  http.ProxyFromEnvironment,
 		DialContext:            dialer.DialContext,
 		TLSHandshakeTimeout:    10 * time.Second,
-		MaxIdleConns:           maxRequests,
-		MaxIdleConnsPerHost:    maxRequests,
+		MaxIdleConns:           2 * maxRequests,
+		MaxIdleConnsPerHost:    2 * maxRequests,
 		IdleConnTimeout:        30 * time.Second,
 		MaxResponseHeaderBytes: 64 << 10,
 		ReadBufferSize:         64 << 10,
@@ -99,35 +102,38 @@ func newTransport() *http.Transport {
 // close closes idle connections.
 func (s *store) close() { s.transport.CloseIdleConnections() }
 
-// acquire waits for a slot of a request. release frees it.
-func (s *store) acquire(ctx context.Context) error {
+// slots limit concurrent requests.
+type slots chan struct{}
+
+// acquire waits for a slot. releaseSlot frees it.
+func (s slots) acquire(ctx context.Context) error {
 	select {
-	case s.slots <- struct{}{}:
+	case s <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-func (s *store) releaseSlot() { <-s.slots }
+func (s slots) releaseSlot() { <-s }
 
 // reacquire waits for a slot. All holders release theirs in bounded time.
-func (s *store) reacquire() { s.slots <- struct{}{} }
+func (s slots) reacquire() { s <- struct{}{} }
 
-// doRequest calls f with a slot, and with a context that ends after timeout.
-func (s *store) doRequest(ctx context.Context, timeout time.Duration, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+// do calls f with a slot, and with a context that ends when f has had timeout.
+func (s slots) do(ctx context.Context, timeout time.Duration, f func(context.Context) error) error {
 	if err := s.acquire(ctx); err != nil {
 		return err
 	}
 	defer s.releaseSlot()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	return f(ctx)
 }
 
 // stat returns the object of a key, or an error for which isNotFound holds.
 func (s *store) stat(ctx context.Context, key string) (o object, err error) {
-	err = s.doRequest(ctx, requestTimeout, func(ctx context.Context) error {
+	err = s.requests.do(ctx, requestTimeout, func(ctx context.Context) error {
 		info, err := s.core.StatObject(ctx, s.bucket, key, minio.StatObjectOptions{})
 		if err == nil && info.Size < 0 {
 			err = fmt.Errorf("object %s has no size", key)
@@ -143,7 +149,7 @@ func newObject(info minio.ObjectInfo) object {
 }
 
 // get returns n bytes of an object from an offset, which must exist. It fails with ESTALE if the object
-// has changed. The caller holds a slot until it closes the body. ctx bounds the reading, too.
+// has changed. The caller holds a slot of transfers until it closes the body. ctx bounds the reading, too.
 func (s *store) get(ctx context.Context, key string, o object, off, n int64) (io.ReadCloser, error) {
 	ctx, w := newWatchdog(ctx)
 	var opts minio.GetObjectOptions
@@ -216,7 +222,7 @@ func (c *content) Close() error {
 
 // delete deletes an object. It succeeds if the object does not exist.
 func (s *store) delete(ctx context.Context, key string) error {
-	err := s.doRequest(ctx, requestTimeout, func(ctx context.Context) error {
+	err := s.requests.do(ctx, requestTimeout, func(ctx context.Context) error {
 		return s.core.RemoveObject(ctx, s.bucket, key, minio.RemoveObjectOptions{})
 	})
 	if isNotFound(err) {
@@ -230,7 +236,7 @@ func (s *store) copy(ctx context.Context, from string, o object, to string) (cop
 	src := minio.CopySrcOptions{Bucket: s.bucket, Object: from, MatchETag: o.etag}
 	dst := minio.CopyDestOptions{Bucket: s.bucket, Object: to, Size: o.size}
 	timeout := requestTimeout + time.Duration(o.size/copyRate)*time.Second
-	err = s.doRequest(ctx, timeout, func(ctx context.Context) error {
+	err = s.transfers.do(ctx, timeout, func(ctx context.Context) error {
 		copyObject := s.core.Client.CopyObject
 		if o.size > maxCopy {
 			copyObject = func(ctx context.Context, dst minio.CopyDestOptions, src minio.CopySrcOptions) (minio.UploadInfo, error) {

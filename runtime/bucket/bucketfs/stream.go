@@ -236,10 +236,10 @@ func (s *stream) setError(err error) {
 
 // fill sends one request and reads its response.
 func (s *stream) fill(ctx context.Context) error {
-	if err := s.store.acquire(ctx); err != nil {
+	if err := s.store.transfers.acquire(ctx); err != nil {
 		return err
 	}
-	defer s.store.releaseSlot()
+	defer s.store.transfers.releaseSlot()
 	from := s.reached()
 	body, err := s.store.get(ctx, s.key, s.object, from, s.end-from)
 	if err != nil {
@@ -266,8 +266,8 @@ func (s *stream) space(ctx context.Context, body io.Closer) ([]byte, error) {
 	if p != nil || wait == nil || err != nil {
 		return p, err
 	}
-	s.store.releaseSlot()
-	defer s.store.reacquire()
+	s.store.transfers.releaseSlot()
+	defer s.store.transfers.reacquire()
 	body.(*content).watchdog.pause()
 	defer body.(*content).watchdog.progress()
 	timer := time.NewTimer(idleLimit)

@@ -76,10 +76,10 @@ func (m *mount) download(ctx context.Context, key string, o object, to *scratchF
 	if err := to.truncate(o.size); err != nil { // reserves the bytes first
 		return err
 	}
-	if err := m.store.acquire(ctx); err != nil {
+	if err := m.store.transfers.acquire(ctx); err != nil {
 		return err
 	}
-	defer m.store.releaseSlot()
+	defer m.store.transfers.releaseSlot()
 	buffer := make([]byte, maxTransfer)
 	var off int64
 	for attempt := 0; ; attempt++ {
