@@ -52,6 +52,12 @@ const (
 	opReaddirplus = 44
 )
 
+// notifyPrune is the code of a notification that makes the kernel forget nodes.
+const notifyPrune = 9
+
+// maxPruned limits the nodes of such a notification.
+const maxPruned = 512
+
 // Sizes and offsets in requests and responses.
 const (
 	inHeader    = 40
@@ -221,6 +227,19 @@ func (d *device) respondError(request []byte, errno syscall.Errno) {
 // write writes a response. It fails if the request was interrupted or the connection has ended; there is
 // no one to report that to.
 func (d *device) write(response []byte) { _, _ = d.file.Write(response) }
+
+// prune makes the kernel forget nodes that no program uses. It returns EINVAL before Linux 6.18. It waits for no request.
+func (d *device) prune(ids []uint64) error {
+	notification := make([]byte, outHeader+16, outHeader+16+8*len(ids))
+	binary.NativeEndian.PutUint32(notification[4:], notifyPrune)
+	binary.NativeEndian.PutUint32(notification[outHeader:], uint32(len(ids)))
+	for _, id := range ids {
+		notification = binary.NativeEndian.AppendUint64(notification, id)
+	}
+	binary.NativeEndian.PutUint32(notification, uint32(len(notification)))
+	_, err := d.file.Write(notification)
+	return err
+}
 
 // buffers is a bounded pool of buffers for large requests and responses.
 type buffers struct {

@@ -96,13 +96,12 @@ func (m *mount) ReadDirPlus(interrupt <-chan struct{}, in *fuse.ReadIn, out *fus
 		if slot == nil {
 			return false
 		}
-		if e.name == "." || e.name == ".." {
-			return true // has no reference
+		if e.name == "." || e.name == ".." || m.pruneIfScarce() {
+			return true // without a reference: the kernel looks the name up
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if n := m.entryNode(e, key); n != nil {
-			m.enter(n, slot)
+		if n := m.entryNode(e, key); n != nil && m.enter(n, slot).Ok() {
 			out.FixMode(slot.Mode)
 		}
 		return true
@@ -273,7 +272,11 @@ func (m *mount) Mkdir(interrupt <-chan struct{}, in *fuse.MkdirIn, name string, 
 	if !code.Ok() {
 		return code
 	}
-	ctx, cancel := m.operation(interrupt, &in.InHeader)
+	return m.withNode(func() fuse.Status { return m.mkdir(interrupt, &in.InHeader, key, out) })
+}
+
+func (m *mount) mkdir(interrupt <-chan struct{}, header *fuse.InHeader, key string, out *fuse.EntryOut) fuse.Status {
+	ctx, cancel := m.operation(interrupt, header)
 	defer cancel()
 	if _, err := m.find(ctx, key); err == nil {
 		return fuse.Status(syscall.EEXIST)
@@ -285,7 +288,7 @@ func (m *mount) Mkdir(interrupt <-chan struct{}, in *fuse.MkdirIn, name string, 
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.enter(m.folderNode(key+"/", true), out)
+	m.enterReserved(m.folderNode(key+"/", true), out)
 	return fuse.OK
 }
 

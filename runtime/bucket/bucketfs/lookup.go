@@ -24,8 +24,8 @@ func (m *mount) Lookup(interrupt <-chan struct{}, header *fuse.InHeader, name st
 	default:
 		return fuse.ENOENT // creating the name reports the reason
 	}
-	if m.enterLocal(key, out) {
-		return fuse.OK
+	if code, ok := m.enterLocal(key, out); ok {
+		return code
 	}
 	ctx, cancel := m.operation(interrupt, header)
 	defer cancel()
@@ -43,19 +43,18 @@ func (m *mount) Lookup(interrupt <-chan struct{}, header *fuse.InHeader, name st
 	default:
 		n = m.fileNode(key, found.object)
 	}
-	m.enter(n, out)
-	return fuse.OK
+	return m.enter(n, out)
 }
 
-// enterLocal fills an entry of a file with a local state, and reports whether there is one.
-func (m *mount) enterLocal(key string, out *fuse.EntryOut) bool {
+// enterLocal is enter for a file with a local state, and returns false if there is none.
+func (m *mount) enterLocal(key string, out *fuse.EntryOut) (fuse.Status, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.localNode(key)
-	if n != nil {
-		m.enter(n, out)
+	if n == nil {
+		return fuse.ENOENT, false
 	}
-	return n != nil
+	return m.enter(n, out), true
 }
 
 // found is what a name stands for in the bucket.

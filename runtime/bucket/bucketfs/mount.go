@@ -23,7 +23,9 @@ type mount struct {
 	owner    fuse.Owner
 	started  time.Time
 
-	background sync.WaitGroup // of streams and uploads, which end with ctx
+	device *device
+
+	background sync.WaitGroup // of streams, uploads and startPruning, which end with ctx
 
 	mu         sync.Mutex
 	nodes      map[uint64]*node
@@ -62,7 +64,11 @@ func (m *mount) discardFiles() {
 		}
 	}
 	m.share.handles.free(int64(len(m.handles)))
+	m.share.remove(m)
 	for _, n := range m.nodes {
+		if n.lookups > 0 {
+			m.share.nodes.free(1) // the kernel does not send FORGET at the end
+		}
 		if n.file != nil {
 			n.file.discard(m.log)
 		}

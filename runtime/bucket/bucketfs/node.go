@@ -1,7 +1,9 @@
 package bucketfs
 
 import (
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -15,7 +17,7 @@ type node struct {
 	id      uint64
 	key     string // of a folder: "" or ends in "/"
 	folder  bool
-	lookups uint64 // references of the kernel
+	lookups uint64 // references of the kernel; a node with references counts against share.nodes
 
 	object  object    // of a file, as last reported by the object store
 	at      time.Time // when; zero if unknown
@@ -89,6 +91,9 @@ func (m *mount) Forget(id, count uint64) {
 	if n == nil || id == fuse.FUSE_ROOT_ID {
 		return
 	}
+	if n.lookups > 0 && n.lookups <= count {
+		m.share.nodes.free(1)
+	}
 	n.lookups -= min(count, n.lookups)
 	m.dropUnused(n)
 }
@@ -131,8 +136,77 @@ func (m *mount) localNode(key string) *node {
 	return nil
 }
 
-// enter adds a reference of the kernel and fills an entry. The caller holds m.mu.
-func (m *mount) enter(n *node, out *fuse.EntryOut) {
+// withNode calls enter, which calls enterReserved for a new node, if the kernel may know another node.
+func (m *mount) withNode(enter func() fuse.Status) fuse.Status {
+	m.pruneIfScarce()
+	if !m.share.nodes.acquire(1) {
+		return fuse.Status(syscall.ENFILE)
+	}
+	code := enter()
+	if !code.Ok() {
+		m.share.nodes.free(1)
+	}
+	return code
+}
+
+// enterReserved is enter for a caller of withNode, and does not fail.
+func (m *mount) enterReserved(n *node, out *fuse.EntryOut) {
+	if n.lookups > 0 {
+		m.share.nodes.free(1)
+	}
+	m.addReference(n, out)
+}
+
+// enter adds a reference of the kernel and fills an entry. It returns ENFILE if the kernel knows the maximum of nodes. The
+// caller holds m.mu.
+func (m *mount) enter(n *node, out *fuse.EntryOut) fuse.Status {
+	m.pruneIfScarce()
+	if n.lookups == 0 && !m.share.nodes.acquire(1) {
+		m.dropUnused(n)
+		return fuse.Status(syscall.ENFILE)
+	}
+	m.addReference(n, out)
+	return fuse.OK
+}
+
+// pruneIfScarce starts Share.prune if the kernel may not know many more nodes, and reports whether that is so.
+func (m *mount) pruneIfScarce() bool {
+	if !m.share.nodes.isScarce() {
+		return false
+	}
+	if m.share.pruning.CompareAndSwap(false, true) {
+		m.background.Go(func() {
+			defer m.share.pruning.Store(false)
+			m.share.prune()
+			select {
+			case <-time.After(pruneInterval):
+			case <-m.ctx.Done():
+			}
+		})
+	}
+	return true
+}
+
+// prune makes the kernel forget half of the nodes, but none that a program uses, for example as its working folder. It
+// has no effect before Linux 6.18: that forgets nodes only when the sandbox or the host is short of memory.
+func (m *mount) prune() {
+	m.mu.Lock()
+	ids := make([]uint64, 0, len(m.nodes)/2)
+	for id, n := range m.nodes { // in random order
+		if len(ids) < cap(ids) && n.lookups > 0 && n.file == nil {
+			ids = append(ids, id)
+		}
+	}
+	m.mu.Unlock()
+	for batch := range slices.Chunk(ids, maxPruned) {
+		if m.device.prune(batch) != nil {
+			return
+		}
+	}
+}
+
+// addReference adds a reference of the kernel and fills an entry. The caller holds m.mu.
+func (m *mount) addReference(n *node, out *fuse.EntryOut) {
 	n.lookups++
 	out.NodeId = n.id
 	out.SetEntryTimeout(validity)

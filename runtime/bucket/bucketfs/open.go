@@ -101,7 +101,9 @@ func (m *mount) Create(interrupt <-chan struct{}, in *fuse.CreateIn, name string
 	if !code.Ok() {
 		return code
 	}
-	return m.withHandle(func() fuse.Status { return m.create(key, in.Flags, out) })
+	return m.withHandle(func() fuse.Status {
+		return m.withNode(func() fuse.Status { return m.create(key, in.Flags, out) })
+	})
 }
 
 func (m *mount) create(key string, flags uint32, out *fuse.CreateOut) fuse.Status {
@@ -118,7 +120,7 @@ func (m *mount) create(key string, flags uint32, out *fuse.CreateOut) fuse.Statu
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	out.Fh, out.OpenOut.OpenFlags = id, fuse.FOPEN_KEEP_CACHE
-	m.enter(n, &out.EntryOut)
+	m.enterReserved(n, &out.EntryOut)
 	return fuse.OK
 }
 

@@ -83,7 +83,7 @@ func newRig(t *testing.T, change ...func(*Options)) *rig {
 	}
 	share := r.options.Share
 	t.Cleanup(func() { // after the end of all mounts
-		for what, used := range map[string]*quota{"scratch space": share.space, "read-ahead": share.streams.memory, "handles": share.handles} {
+		for what, used := range map[string]*quota{"scratch space": share.space, "read-ahead": share.streams.memory, "handles": share.handles, "nodes": share.nodes} {
 			if n := used.inUse(); n != 0 {
 				t.Errorf("%d of %s are in use at the end", n, what)
 			}

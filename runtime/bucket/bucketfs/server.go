@@ -43,6 +43,8 @@ func Serve(dev *os.File, o Options) (*Server, error) {
 		cancel()
 		return nil, err
 	}
+	s.mount.device = s.device
+	s.mount.share.add(s.mount)
 	go s.serve()
 	return s, nil
 }

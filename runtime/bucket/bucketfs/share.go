@@ -1,7 +1,11 @@
 package bucketfs
 
 import (
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,12 +17,18 @@ const (
 	maxReadAhead = 64 << 20
 	// readAheadPool limits the memory of the streams of all sandboxes. Files are readable without it, with more requests.
 	readAheadPool = 256 << 20
+	// maxNodes limits the files and folders that the kernel knows, of a sandbox. A node uses 350 bytes, and its key twice.
+	maxNodes = 256 << 10
+	// nodePool limits the nodes of all sandboxes.
+	nodePool = 1 << 20
+	// pruneInterval is the minimum time between two calls of Share.prune: they visit all nodes.
+	pruneInterval = time.Second
 )
 
 // Resources are what all sandboxes of the process use together. They are safe for concurrent use.
 type Resources struct {
-	scratch                   string
-	space, readAhead, handles pool
+	scratch                          string
+	space, readAhead, handles, nodes pool
 }
 
 // NewResources returns resources with the scratch folder dir, which must exist. limit bounds the size of the files that
@@ -29,14 +39,21 @@ func NewResources(dir string, limit int64) *Resources {
 		files.Cur = 1 << 20
 	}
 	// A file that is being written has a descriptor. Connections and devices use the other half.
-	return &Resources{scratch: dir, space: pool{limit: limit}, readAhead: pool{limit: readAheadPool}, handles: pool{limit: int64(files.Cur / 2)}}
+	return &Resources{
+		scratch: dir, space: pool{limit: limit}, readAhead: pool{limit: readAheadPool},
+		handles: pool{limit: int64(files.Cur / 2)}, nodes: pool{limit: nodePool},
+	}
 }
 
 // Share is the part of the resources that one sandbox may use, with all its mounts.
 type Share struct {
-	scratch        string
-	space, handles *quota
-	streams        *streams
+	scratch               string
+	space, handles, nodes *quota
+	streams               *streams
+
+	pruning atomic.Bool
+	mu      sync.Mutex
+	mounts  map[*mount]bool
 }
 
 // NewShare returns the share of a sandbox without mounts.
@@ -45,7 +62,32 @@ func (r *Resources) NewShare() *Share {
 		scratch: r.scratch,
 		space:   &quota{pool: &r.space, max: r.space.limit},
 		handles: &quota{pool: &r.handles, max: maxHandles},
+		nodes:   &quota{pool: &r.nodes, max: maxNodes},
 		streams: newStreams(&quota{pool: &r.readAhead, max: maxReadAhead}),
+		mounts:  map[*mount]bool{},
+	}
+}
+
+// add adds a mount. remove removes it.
+func (s *Share) add(m *mount) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mounts[m] = true
+}
+
+func (s *Share) remove(m *mount) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.mounts, m)
+}
+
+// prune makes the kernel forget nodes of all mounts.
+func (s *Share) prune() {
+	s.mu.Lock()
+	mounts := slices.Collect(maps.Keys(s.mounts))
+	s.mu.Unlock()
+	for _, m := range mounts {
+		m.prune()
 	}
 }
 
@@ -69,13 +111,22 @@ type quota struct {
 func (q *quota) acquire(n int64) bool {
 	q.pool.mu.Lock()
 	defer q.pool.mu.Unlock()
-	others := q.pool.used - q.used
-	if n > 0 && q.used+n > min(q.max, (q.pool.limit-others)/2) {
+	if n > 0 && q.used+n > q.limit() {
 		return false
 	}
 	q.used += n
 	q.pool.used += n
 	return true
+}
+
+// limit returns how much the sandbox may use now. The caller holds q.pool.mu.
+func (q *quota) limit() int64 { return min(q.max, (q.pool.limit-(q.pool.used-q.used))/2) }
+
+// isScarce reports whether the sandbox uses more than three quarters of its limit.
+func (q *quota) isScarce() bool {
+	q.pool.mu.Lock()
+	defer q.pool.mu.Unlock()
+	return q.used > q.limit()/4*3
 }
 
 func (q *quota) free(n int64) {

@@ -3,10 +3,14 @@
 package bucketfs
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/testkit"
 )
@@ -47,6 +51,67 @@ func TestMountsOfASandboxHaveOneLimitOfOpenFiles(t *testing.T) {
 	testkit.NoError(t, "close", a.Close())
 	testkit.Eventually(t, "the kernel has released the file", func() bool { return r.options.Share.handles.inUse() == 1 })
 	testkit.NoError(t, "create", os.WriteFile(filepath.Join(second, "new"), nil, 0o644))
+}
+
+// hold makes the kernel know a name until the test calls release, without an open file. If there are too many, it waits
+// until the kernel forgets one.
+func hold(t *testing.T, path string) (release func()) {
+	t.Helper()
+	var fd int
+	testkit.Eventually(t, "hold "+path, func() bool {
+		var err error
+		fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		return err == nil
+	})
+	return sync.OnceFunc(func() { unix.Close(fd) })
+}
+
+func TestMountsOfASandboxHaveOneLimitOfNodes(t *testing.T) {
+	const limit = 4
+	r := newRig(t, func(o *Options) { o.Share.nodes.max = limit })
+	second, _ := r.serve(r.options)
+	var releases []func()
+	for i := range limit {
+		name := fmt.Sprint("file-", i)
+		r.put(name, "content")
+		release := hold(t, filepath.Join([]string{r.dir, second}[i%2], name))
+		defer release()
+		releases = append(releases, release)
+	}
+	r.put("other", "content")
+	_, err := os.Stat(r.path("other"))
+	r.wantErrno("stat", err, syscall.ENFILE)
+	r.wantErrno("create", os.WriteFile(r.path("new"), nil, 0o644), syscall.ENFILE)
+	r.wantErrno("mkdir", os.Mkdir(filepath.Join(second, "dir"), 0o755), syscall.ENFILE)
+	r.wantNoObject("dir/")
+	r.wantNames("", "file-0", "file-1", "file-2", "file-3", "other")
+	r.wantFile("file-0", "content")
+	for _, release := range releases {
+		release()
+	}
+	testkit.Eventually(t, "the kernel has forgotten files", func() bool { _, err := os.Stat(r.path("other")); return err == nil })
+}
+
+func TestKernelForgetsNodesThatNoProgramUses(t *testing.T) {
+	const limit = 40
+	r := newRig(t, func(o *Options) { o.Share.nodes.max = limit })
+	second, _ := r.serve(r.options)
+	testkit.NoError(t, "mkdir", os.Mkdir(r.path("folder"), 0o755))
+	release := hold(t, r.path("folder"))
+	defer release()
+	for i := range 3 * limit {
+		path := filepath.Join([]string{r.dir, second}[i%2], fmt.Sprint("folder/file-", i))
+		testkit.Eventually(t, "create "+path, func() bool { return os.WriteFile(path, nil, 0o644) == nil })
+	}
+	m := r.server.mount
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.nodes) > limit+1 { // and the root
+		t.Errorf("%d nodes remain", len(m.nodes))
+	}
+	if n := m.byKey[nodeKey{prefix + "folder/", true}]; n == nil || n.lookups == 0 {
+		t.Error("the kernel has forgotten a folder that is in use")
+	}
 }
 
 func TestMountsOfASandboxHaveOneReadAhead(t *testing.T) {
