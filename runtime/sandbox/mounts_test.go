@@ -23,7 +23,6 @@ func mountAt(t *testing.T, n *sandboxtest.Node, id sandbox.ID, path string) sand
 	return m
 }
 
-// wantMounts fails unless a sandbox has mounts at these paths, and its record, too.
 // mounted returns a node, a running sandbox, and the path at which it has the bucket data.
 func mounted(t *testing.T) (n *sandboxtest.Node, id sandbox.ID, path string) {
 	t.Helper()
@@ -34,6 +33,7 @@ func mounted(t *testing.T) (n *sandboxtest.Node, id sandbox.ID, path string) {
 	return n, id, path
 }
 
+// wantMounts fails unless a sandbox has mounts at these paths, and its record, too.
 func wantMounts(t *testing.T, n *sandboxtest.Node, id sandbox.ID, paths ...string) {
 	t.Helper()
 	if got := slices.Sorted(maps.Keys(n.Buckets.Mounts(id))); !slices.Equal(got, paths) {

@@ -136,19 +136,21 @@ func TestOperationsHaveTheEffectsOfALocalFileSystem(t *testing.T) {
 			return unix.Unlink(path)
 		}
 		want, got := act(local), act(r.dir)
-		if (want == nil) != (got == nil) {
+		if !sameError(got, want) {
 			t.Fatalf("step %d: operation %d of %s: %v, locally %v", step, operation, name, got, want)
 		}
 		for _, n := range names {
 			want, wantErr := os.ReadFile(filepath.Join(local, n))
 			got, gotErr := os.ReadFile(r.path(n))
-			if errors.Is(wantErr, os.ErrNotExist) != errors.Is(gotErr, os.ErrNotExist) {
+			if !sameError(gotErr, wantErr) {
 				t.Fatalf("step %d: operation %d: %s: %v, locally %v", step, operation, n, gotErr, wantErr)
 			}
 			r.equalAt(fmt.Sprintf("step %d: operation %d: %s", step, operation, n), got, want)
 		}
 	}
 }
+
+func sameError(a, b error) bool { return (a == nil) == (b == nil) && errno(a) == errno(b) }
 
 func TestConcurrentRandomReadsOfOneHandle(t *testing.T) {
 	r := newRig(t)

@@ -73,7 +73,7 @@ func (ss *streams) idlest() *stream {
 	return idlest
 }
 
-// remove closes a stream. Its memory is free when its last read has ended.
+// remove closes a stream and frees its memory. Reads end with errMissed, and the producer drops the chunk that it fills.
 func (ss *streams) remove(s *stream) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
