@@ -9,7 +9,7 @@ type Event struct {
 	Time       time.Time      `json:"time" doc:"When it happened"`
 	Sandbox    string         `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
 	Kind       WakeKind       `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
-	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted, restored, forked, backed_up, archived, retrieved and memory_reclaimed: how long it took, in milliseconds"`
+	DurationMS float64        `json:"duration_ms,omitempty" doc:"Of created, woke, snapshotted, restored, forked, backed_up, archived, retrieved, mounted, unmounted and memory_reclaimed: how long it took, in milliseconds"`
 	Cause      Cause          `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
 	Reason     StateReason    `json:"reason,omitempty" doc:"Of slept, stopped, archived and destroyed: why; of woke: recovered if the node finished the wake when it started; of snapshot_deleted and backup_deleted: requested, or retention if max_age or keep_last deleted it"`
 	Error      string         `json:"error,omitempty" doc:"Description of what went wrong, for people"`

@@ -56,8 +56,8 @@ func TestTables(t *testing.T) {
 		{Type: "restored", Time: at, Backup: "b4n8r2t6w9xz", DurationMS: 310, Bytes: 236 << 20},
 		{Type: "archived", Time: at, Reason: "archive_after", Backup: "b4n8r2t6w9xz", DurationMS: 4182, Bytes: 236 << 20, StoredBytes: 1258291},
 		{Type: "retrieved", Time: at, Backup: "b4n8r2t6w9xz", DurationMS: 2310, Bytes: 236 << 20},
-		{Type: "mounted", Time: at, Bucket: "datasets", Path: "/data"},
-		{Type: "unmounted", Time: at, Bucket: "datasets", Path: "/data"},
+		{Type: "mounted", Time: at, DurationMS: 12, Bucket: "datasets", Path: "/data"},
+		{Type: "unmounted", Time: at, DurationMS: 3, Bucket: "datasets", Path: "/data"},
 	}
 
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -105,7 +105,8 @@ func (m *Manager) Mount(ctx context.Context, id ID, mount Mount) (Mount, error) 
 	if len(b.view.Load().Mounts) >= maxMounts {
 		return Mount{}, &InvalidError{Field: "path", Reason: fmt.Sprintf("is one more than the %d mounts that a sandbox can have", maxMounts), Want: "unmount a bucket first"}
 	}
-	mount.CreatedAt = time.Now().UTC()
+	start := time.Now()
+	mount.CreatedAt = start.UTC()
 	err = b.changeSaved(ctx,
 		func(sb *Sandbox) { sb.Mounts = withMount(sb.Mounts, mount) },
 		func(sb *Sandbox) { sb.Mounts = withoutMount(sb.Mounts, mount.Path) })
@@ -117,7 +118,7 @@ func (m *Manager) Mount(ctx context.Context, id ID, mount Mount) (Mount, error) 
 		b.change(func(sb *Sandbox) { sb.Mounts = withoutMount(sb.Mounts, mount.Path) })
 		return Mount{}, errors.Join(err, b.save(context.WithoutCancel(ctx)))
 	}
-	b.emit(Event{Type: EventMounted, Bucket: mount.Bucket, Path: mount.Path})
+	b.emit(Event{Type: EventMounted, Bucket: mount.Bucket, Path: mount.Path, DurationMS: milliseconds(time.Since(start))})
 	return mount, nil
 }
 
@@ -138,7 +139,7 @@ func (m *Manager) Unmount(ctx context.Context, id ID, path string) error {
 	if i < 0 {
 		return fmt.Errorf("%s of sandbox %s: %w", clip(path), b, ErrMountNotFound)
 	}
-	mount := b.view.Load().Mounts[i]
+	mount, start := b.view.Load().Mounts[i], time.Now()
 	err = b.changeSaved(ctx,
 		func(sb *Sandbox) { sb.Mounts = withoutMount(sb.Mounts, path) },
 		func(sb *Sandbox) { sb.Mounts = withMount(sb.Mounts, mount) })
@@ -152,7 +153,7 @@ func (m *Manager) Unmount(ctx context.Context, id ID, path string) error {
 	if !b.lacksMounts() {
 		b.endConditionOf(ConditionMountFailed)
 	}
-	b.emit(Event{Type: EventUnmounted, Bucket: mount.Bucket, Path: mount.Path})
+	b.emit(Event{Type: EventUnmounted, Bucket: mount.Bucket, Path: mount.Path, DurationMS: milliseconds(time.Since(start))})
 	return nil
 }
 

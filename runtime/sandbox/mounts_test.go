@@ -98,6 +98,20 @@ func TestMountsOutliveStopsAndNodes(t *testing.T) {
 	}
 }
 
+func TestEventsOfMountsHaveADuration(t *testing.T) {
+	t.Parallel()
+	n, id, path := mounted(t)
+	testkit.NoError(t, "Unmount", n.Manager.Unmount(t.Context(), id, path))
+	events, err := n.Manager.Events(t.Context(), id, 0, 100)
+	testkit.NoError(t, "Events", err)
+	for _, kind := range []sandbox.EventType{sandbox.EventMounted, sandbox.EventUnmounted} {
+		i := slices.IndexFunc(events, func(e sandbox.Event) bool { return e.Type == kind })
+		if i < 0 || events[i].Path != path || events[i].DurationMS <= 0 {
+			t.Errorf("the event %s is missing or incomplete in %+v", kind, events)
+		}
+	}
+}
+
 func TestForksHaveTheMounts(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.Open(t, nil)

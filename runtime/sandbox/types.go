@@ -329,7 +329,8 @@ type Event struct {
 	Time    time.Time `json:"time"`
 	Sandbox ID        `json:"sandbox"`
 	Kind    WakeKind  `json:"kind,omitempty"` // woke
-	// DurationMS is how long it took: woke, created, snapshotted, restored, forked, backed_up, archived, retrieved, memory_reclaimed.
+	// DurationMS is how long it took: woke, created, snapshotted, restored, forked, backed_up, archived, retrieved, mounted, unmounted,
+	// memory_reclaimed.
 	DurationMS float64          `json:"duration_ms,omitempty"`
 	Cause      Cause            `json:"cause,omitempty"`  // woke, wake_failed
 	Reason     StateReason      `json:"reason,omitempty"` // woke, slept, stopped, destroyed, snapshot_deleted, backup_deleted
