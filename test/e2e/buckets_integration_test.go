@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,14 +20,15 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// newBucketNode returns a node with the buckets data and frozen, which is read-only, of an object store.
+// newBucketNode returns a node with the buckets data and frozen, which is read-only, of an object store, which also has
+// the backups.
 func newBucketNode(t *testing.T) *backupNode {
 	t.Helper()
 	s := s3test.Start(t)
 	block := func(name, prefix, options string) string {
 		return fmt.Sprintf("bucket %s {\nendpoint %s\nbucket %s\nregion us-east-1\naccess_key %s\nsecret_key %s\nprefix %s\n%s}\n", name, s.URL, s.Bucket, s.AccessKey, s.SecretKey, prefix, options)
 	}
-	config := block("data", "data/", "") + block("frozen", "frozen/", "read_only\n")
+	config := block("data", "data/", "") + block("frozen", "frozen/", "read_only\n") + backupsBlock(s, s.SecretKey, backupPassword)
 	return &backupNode{&node{testnode.Start(t, testnode.Config{Caddyfile: caddyfile(t, config)})}, s}
 }
 
@@ -128,6 +131,41 @@ func TestBucketsOutliveSleepStopAndNode(t *testing.T) {
 	b.must(n.API.Delete(testkit.Context(t), b.id))
 	if objects := n.s3.Objects(t); len(objects) != 1 {
 		t.Errorf("the object store has %v", objects)
+	}
+}
+
+func TestBucketsOutliveArchiveAndRestore(t *testing.T) {
+	n := newBucketNode(t)
+	b := n.newBox(t)
+	b.exec("echo disk >/srv/f")
+	mounted := b.mount(types.MountRequest{Bucket: "data", Path: "/data"})
+	b.exec("echo bucket >/data/f")
+	snapshot := b.snapshot(types.CreateSnapshotRequest{})
+	backup := b.backUp()
+	for what, act := range map[string]func(){
+		"archive":                func() { b.archive() },
+		"archive while stopped":  func() { b.stop(); b.archive() },
+		"restore":                func() { b.restore(snapshot.ID) },
+		"restore while stopped":  func() { b.stop(); b.restore(snapshot.ID) },
+		"restore while archived": func() { b.archive(); b.restore(snapshot.ID) },
+		"restore of a backup":    func() { b.restoreBackup(backup.ID) },
+	} {
+		act()
+		if out := b.exec("cat /srv/f /data/f && echo " + "'" + what + "' >/data/written && cat /data/written"); out != "disk\nbucket\n"+what || b.mounted() != 1 {
+			t.Errorf("after %s: %q, %d mounts", what, out, b.mounted())
+		}
+		if content, err := os.ReadFile(filepath.Join(n.s3.Folder, n.s3.Bucket, "data/written")); err != nil || string(content) != what+"\n" {
+			t.Errorf("after %s the object store has %q, %v", what, content, err)
+		}
+	}
+	mounts, err := n.API.Mounts(testkit.Context(t), b.id)
+	b.must(err)
+	testkit.Diff(t, "mounts", mounts, []types.Mount{mounted})
+	b.must(n.API.Unmount(testkit.Context(t), b.id, "/data"))
+	for _, kind := range []types.EventType{types.EventTypeMounted, types.EventTypeUnmounted} {
+		if events := b.awaitEvents(kind, 1); len(events) != 1 || events[0].DurationMS == 0 {
+			t.Errorf("events %+v", events)
+		}
 	}
 }
 
