@@ -692,54 +692,96 @@ func TestBackupRestoreOfAKilledNode(t *testing.T) {
 	n.awaitRemains(t, before)
 }
 
-// TestBackupFaultsOfTheObjectStore: each fault has a message with a remedy, and the sandbox goes on.
-func TestBackupFaultsOfTheObjectStore(t *testing.T) {
+// TestFaultsOfTheObjectStore: each fault has a message with a remedy, and the sandboxes stay as they are.
+func TestFaultsOfTheObjectStore(t *testing.T) {
 	n := newBackupNode(t)
-	b := n.newBox(t)
-	b.exec("echo own >/srv/own")
+	b, archived := n.newBox(t), n.newBox(t)
+	b.exec("echo own >/srv/own; head -c 1M /dev/urandom >/srv/random")
 	good := b.backUp()
+	b.exec("echo later >/srv/later") // a backup has to send it
+	archived.exec("echo kept >/srv/kept; head -c 1M /dev/urandom >/srv/random")
+	archived.archive()
 	pid := b.hostPID()
 	bucket := filepath.Join(n.s3.Folder, n.s3.Bucket)
+	fail := func(f s3test.Fault) func() {
+		return func() { n.s3.Fail(func(*http.Request) s3test.Fault { return f }) }
+	}
+	recover := func() { n.s3.Fail(nil) }
+	// The node has what it has sent in its cache.
+	forget := func() {
+		b.must(n.Stop())
+		b.must(os.RemoveAll(filepath.Join(n.Home, "backups")))
+		b.must(n.Start())
+	}
+	corrupt := func() {
+		forget()
+		b.must(exec.Command("cp", "--archive", bucket, bucket+"-good").Run())
+		for _, key := range n.s3.Objects(t) {
+			if strings.HasPrefix(key, "doze/p") {
+				n.s3.Corrupt(t, key)
+			}
+		}
+	}
+	mend := func() {
+		b.must(os.RemoveAll(bucket))
+		b.must(os.Rename(bucket+"-good", bucket))
+	}
+	const unreachable, tryAgain = "object_store_failed: the object store is unreachable or fails", "try again; if that fails, the operator checks endpoint"
 	for _, c := range []struct {
-		name         string
-		begin, end   func()
-		what, remedy string
+		name          string
+		begin, end    func()
+		failure, hint string
+		reads         bool // the fault concerns only what is read
 	}{
-		{"stopped server", n.s3.Stop, n.s3.Restart, "the object store is unreachable or fails", "try again; if that fails, the operator checks endpoint"},
+		{"stopped server", n.s3.Stop, n.s3.Restart, unreachable, tryAgain, false},
+		{"500", fail(s3test.Fault{Status: http.StatusInternalServerError}), recover, unreachable, tryAgain, false},
+		{"503", fail(s3test.Fault{Status: http.StatusServiceUnavailable}), recover, unreachable, tryAgain, false},
+		{"connections that end", fail(s3test.Fault{Cut: true}), recover, unreachable, tryAgain, false},
 		{"missing bucket", func() { b.must(os.Rename(bucket, bucket+"-moved")) }, func() { b.must(os.Rename(bucket+"-moved", bucket)) },
-			"the object store does not have the bucket", "the operator creates the bucket, or checks bucket and region"},
+			"object_store_failed: the object store does not have the bucket", "the operator creates the bucket, or checks bucket and region", false},
+		{"corrupt objects", corrupt, mend, "backup_unreadable: an object in the object store is missing or damaged", "use another backup", true},
 		{"wrong secret", func() { n.restart(t, backupsBlock(n.s3, "wrong", backupPassword)) }, func() {},
-			"the object store refuses the node's credentials", "the operator checks access_key and secret_key"},
+			"object_store_failed: the object store refuses the node's credentials", "the operator checks access_key and secret_key", false},
 		{"wrong password", func() { n.restart(t, backupsBlock(n.s3, n.s3.SecretKey, "another password")) }, func() {},
-			"the repository in the object store has another password", "the operator sets password"},
+			"object_store_failed: the repository in the object store has another password", "the operator sets password", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.begin()
 			defer c.end()
-			b := &box{t: t, node: n.node, id: b.id}
+			b, archived := &box{t: t, node: n.node, id: b.id}, &box{t: t, node: n.node, id: archived.id}
 			b.exec("true")
 			since, failed := b.show().StateSince, len(b.events(types.EventTypeBackupFailed))
-			for _, args := range [][]string{{"create", b.id}, {"restore", b.id, good.ID}} {
-				out := n.refused(t, append([]string{"backup"}, args...)...)
+			commands := [][]string{{"backup", "restore", b.id, good.ID}, {"wake", archived.id}}
+			if !c.reads {
+				commands = append(commands, []string{"backup", "create", b.id}, []string{"archive", "--force", b.id})
+			}
+			for _, args := range commands {
+				out := n.refused(t, args...)
 				message, _, _ := strings.Cut(out, "\n")
-				if !strings.HasPrefix(message, "doze: object_store_failed: "+c.what) || !strings.Contains(message, "; "+c.remedy) {
-					t.Errorf("doze backup %v printed %s", args, out)
+				if !strings.HasPrefix(message, "doze: "+c.failure) || !strings.Contains(message, "; "+c.hint) {
+					t.Errorf("doze %v printed %s", args, out)
 				}
 			}
-			if _, err := n.API.CreateBackup(testkit.Context(t), b.id, types.CreateBackupRequest{}, nil); !problem.Has(err, problem.ObjectStoreFailed) {
-				t.Errorf("create: %v", err)
-			}
-			if now := b.show(); now.State != types.StateRunning || !now.StateSince.Equal(since) || b.hostPID() != pid || b.exec("cat /srv/own") != "own" {
+			if now := b.show(); now.State != types.StateRunning || !now.StateSince.Equal(since) || b.hostPID() != pid || b.exec("cat /srv/own /srv/later") != "own\nlater" {
 				t.Errorf("the sandbox has changed: %+v", now)
 			}
-			if events := b.awaitEvents(types.EventTypeBackupFailed, failed+2); events[failed].Error == "" {
+			if archived.state() != types.StateArchived {
+				t.Errorf("the archived sandbox is %s", archived.state())
+			}
+			if c.reads {
+				return
+			}
+			if events := b.awaitEvents(types.EventTypeBackupFailed, failed+1); events[failed].Error == "" {
 				t.Errorf("event %+v", events[failed])
 			}
 		})
 	}
 	n.restart(t, backupsBlock(n.s3, n.s3.SecretKey, backupPassword))
-	testkit.Diff(t, "backups", n.backups(t), []string{good.ID})
+	if got := archived.exec("cat /srv/kept"); got != "kept" {
+		t.Errorf("the retrieved sandbox has %q", got)
+	}
 	b.backUp()
+	b.restoreBackup(good.ID)
 }
 
 func TestBackupNeedsAnObjectStore(t *testing.T) {
