@@ -29,7 +29,7 @@ type entry struct {
 	Modified   time.Time
 	Content    string
 	Attributes map[string]string
-	Holes      bool
+	Extents    []tree.Extent
 }
 
 // contents describes each entry below root by its path.
@@ -52,7 +52,7 @@ func contents(t *testing.T, root string) map[string]entry {
 		}
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFREG:
-			e.Size, e.Holes = st.Size, st.Blocks*512 < st.Size
+			e.Size, e.Extents = st.Size, extents(t, path, st.Size)
 			content, err := os.ReadFile(path)
 			if err != nil {
 				return err
@@ -77,6 +77,28 @@ func contents(t *testing.T, root string) map[string]entry {
 		t.Fatal(err)
 	}
 	return all
+}
+
+// extents returns the parts of a file that are not holes, in units larger than the blocks of
+// file systems.
+func extents(t *testing.T, path string, size int64) (rounded []tree.Extent) {
+	t.Helper()
+	const unit = 64 << 10
+	file, err := os.Open(path)
+	must(t, err)
+	defer file.Close()
+	exact, _, err := tree.Extents(file, size)
+	must(t, err)
+	end := int64(-1)
+	for _, e := range exact {
+		begin, next := e.Offset/unit, (e.Offset+e.Length+unit-1)/unit
+		if begin > end {
+			rounded = append(rounded, tree.Extent{Offset: begin})
+		}
+		last := &rounded[len(rounded)-1]
+		last.Length, end = next-last.Offset, next
+	}
+	return rounded
 }
 
 func attributes(t *testing.T, path string) map[string]string {
