@@ -36,7 +36,7 @@ BUILD_S3SERVER = cd test/s3server && CGO_ENABLED=0 go build -trimpath -buildvcs=
 # A container registry for tests.
 BUILD_REGISTRY = cd test/registry && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o $(TEST_HOME)/bin/doze-registry .
 
-.PHONY: help up down logs clean doctor build policies setup test bench bench-disks soak tags check prose openapi docs pictures xterm test-unit test-mounts test-power test-clients test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench bench-disks soak tags check prose openapi docs pictures xterm test-unit test-mounts test-disks test-power test-clients test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -96,7 +96,7 @@ bench: build setup ## the figures that a node must reach, and its peers': BENCH=
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
 	@[ -n '$(BENCH)' ] || $(MAKE) --no-print-directory bench-disks
 
-bench-disks: build setup ## snapshots, forks, restores and backups on file systems of their own (18 GiB, root or sudo): FILESYSTEMS=xfs
+bench-disks: build setup ## snapshots, forks, restores and backups on file systems of their own (24 GiB, root or sudo): FILESYSTEMS=xfs
 	@packaging/host/setup --with-tests
 	@packaging/host/as-root images/build base
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
@@ -105,7 +105,7 @@ bench-disks: build setup ## snapshots, forks, restores and backups on file syste
 	@mkdir -p build && chmod 1777 build # written by the users of the benchmarks
 	@for type in $(or $(FILESYSTEMS),ext4 xfs btrfs); do \
 		rm -f build/bench-$$type.json; \
-		packaging/host/as-root test/bench/filesystem $$type 18 $(TEST_HOME)/bin -only snapshot,backup -json build/bench-$$type.json $(BENCH) || exit 1; \
+		packaging/host/as-root test/filesystem/run $$type 24 $(TEST_HOME)/bin bench -bin bin -only snapshot,backup -json build/bench-$$type.json $(BENCH) || exit 1; \
 	done
 
 soak: build setup ## build the image full and check it; work on a node for DURATION (15m) and report resources that it does not release; losses of power
@@ -152,6 +152,20 @@ test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestN
 test-mounts: ## copies of disks on ext4, XFS and Btrfs: wants root or sudo, and loop devices
 	@packaging/host/setup --with-tests
 	CGO_ENABLED=0 go test -vet=off -count=1 -run 'FileSystem|ShiftOwners' -tags "mounts $(TAGS)" -exec '$(CURDIR)/packaging/host/as-root' ./runtime/disk/tree
+
+# Each compares all that a snapshot or a backup must preserve of a disk.
+DISK_TESTS := TestSnapshotHasEverythingInEachState$$|TestForksAreIndependent$$|TestBackups$$/^in_each_state$$
+
+test-disks: build ## snapshots, forks, restores and backups with the storage on ext4, XFS and Btrfs: wants root or sudo, and loop devices; FILESYSTEMS=xfs
+	@packaging/host/setup --with-tests
+	@packaging/host/as-root images/build base
+	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
+	@$(BUILD_S3SERVER)
+	go test -vet=off -race -c -o $(TEST_HOME)/bin/e2e.test -tags "integration $(TAGS)" ./test/e2e
+	@for type in $(or $(FILESYSTEMS),ext4 xfs btrfs); do \
+		echo "==> $$type"; \
+		packaging/host/as-root test/filesystem/run $$type 4 $(TEST_HOME)/bin e2e.test -test.parallel 8 -test.timeout 10m -test.run '$(DISK_TESTS)' || exit 1; \
+	done
 
 test-power: build ## losses of power at random moments, and a full disk: wants root or sudo, and loop devices; POWER='-moments 20 -filesystems ext4,xfs,btrfs'
 	@packaging/host/setup --with-tests
