@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -19,14 +18,6 @@ import (
 
 const (
 	backupRounds = 3
-	// writeTree writes files of makeTree again: the first and each step-th one, with other content.
-	writeTree = `import os, sys
-files, size, step = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-for n in range(0, files, step):
-    folder = "/srv/tree/%04d" % (n // 100)
-    os.makedirs(folder, exist_ok=True)
-    with open("%s/%d" % (folder, n), "wb") as f: f.write(os.urandom(size))
-os.sync()`
 	// everyHundredth changes 1 % of the files, one in each folder.
 	everyHundredth = 100
 
@@ -101,11 +92,11 @@ func startBackupNode(bin string) (*node, error) {
 
 // backupSandbox is a sandbox whose disk is backed up and restored.
 type backupSandbox struct {
-	b         *bench
-	id        string
-	arguments []string // of the scripts that write its tree
-	archive   string   // of the peer
-	full      []types.Backup
+	b       *bench
+	id      string
+	tree    tree
+	archive string // of the peer
+	full    []types.Backup
 
 	// Of each round, the uncounted first one included: how long the programs were stopped, in ms;
 	// the second backup, in ms; and its bytes as a part of the first one's.
@@ -114,22 +105,29 @@ type backupSandbox struct {
 
 // measureBackup measures backups of a running sandbox and their restores, against tar and zstd with
 // a local file.
-func measureBackup(ctx context.Context, b *bench) ([]row, error) {
+func measureBackup(ctx context.Context, b *bench) (rows []row, err error) {
 	for _, program := range []string{"zstd", "tar"} {
 		if _, err := findPeer(program); err != nil {
 			return nil, err
 		}
 	}
+	for _, tree := range trees {
+		measured, err := measureTreeBackup(ctx, b, tree)
+		rows = append(rows, measured...)
+		if err != nil {
+			return rows, fmt.Errorf("%s: %w", tree.name, err)
+		}
+	}
+	return rows, nil
+}
+
+func measureTreeBackup(ctx context.Context, b *bench, tree tree) ([]row, error) {
 	sb, _, err := b.node.API.Create(ctx, types.CreateSandboxRequest{SleepAfter: new(types.Duration)})
 	if err != nil {
 		return nil, err
 	}
-	tree := trees[0]
-	s := &backupSandbox{
-		b: b, id: sb.ID, archive: filepath.Join(b.node.folder, "archive"),
-		arguments: []string{fmt.Sprint(b.count(tree.files)), fmt.Sprint(tree.size)},
-	}
-	if err := s.write(ctx, 1); err != nil {
+	s := &backupSandbox{b: b, id: sb.ID, tree: tree, archive: filepath.Join(b.node.folder, "archive")}
+	if err := b.writeTree(ctx, s.id, tree, 1); err != nil {
 		return nil, err
 	}
 	// A program of the sandbox runs during backups.
@@ -148,7 +146,7 @@ func measureBackup(ctx context.Context, b *bench) ([]row, error) {
 	rows := []row{total}
 	percent := s.stored[1:].times(100)
 	rows = append(rows, row{
-		Figure:   "bytes of a second backup, after a change of 1 % of the files, one in each folder",
+		Figure:   "bytes of a second backup, after a change of 1 % of the files, one in each folder, " + tree.name,
 		Bar:      "≤ 10 % of the first",
 		Measured: percent.text("%.1f") + " %",
 		Met:      percent.median() <= 10,
@@ -161,7 +159,7 @@ func measureBackup(ctx context.Context, b *bench) ([]row, error) {
 	if err = errors.Join(err, s.removeUnpacked(context.WithoutCancel(ctx))); err != nil {
 		return rows, err
 	}
-	rows = append(rows, versusTar("restore of it, against `zstd -d | tar -x`", restores, untar))
+	rows = append(rows, versusTar("restore of a backup, against `zstd -d | tar -x`, "+tree.name, restores, untar))
 	return rows, b.node.API.Delete(ctx, s.id)
 }
 
@@ -177,22 +175,17 @@ func versusTar(figure string, ours, peer *contender) row {
 	}
 }
 
-// write writes each step-th file of the tree.
-func (s *backupSandbox) write(ctx context.Context, step int) error {
-	return s.b.node.exec(ctx, s.id, append([]string{"python3", "-c", writeTree}, append(s.arguments, fmt.Sprint(step))...)...)
-}
-
 // backUp times a backup of content that the object store does not have. It also makes a second one,
 // after a change.
 func (s *backupSandbox) backUp(ctx context.Context) (float64, error) {
-	if err := s.write(ctx, 1); err != nil {
+	if err := s.b.writeTree(ctx, s.id, s.tree, 1); err != nil {
 		return 0, err
 	}
 	first, took, err := s.create(ctx)
 	if err != nil {
 		return 0, err
 	}
-	if err := s.write(ctx, everyHundredth); err != nil {
+	if err := s.b.writeTree(ctx, s.id, s.tree, everyHundredth); err != nil {
 		return 0, err
 	}
 	second, again, err := s.create(ctx)
@@ -228,32 +221,14 @@ func (s *backupSandbox) restore(ctx context.Context) (float64, error) {
 	})
 }
 
-// unshare runs a script of bash in Podman's user namespace.
-func (s *backupSandbox) unshare(ctx context.Context, script string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "podman", append([]string{"unshare", "bash", "-eo", "pipefail", "-c", script, "bash"}, args...)...)
-	cmd.Dir = s.b.node.Home
-	out, err := output(cmd)
-	return strings.TrimSpace(string(out)), err
-}
-
-// timeUnshared is unshare that returns the time of the script alone, without the start of Podman, in ms.
-func (s *backupSandbox) timeUnshared(ctx context.Context, script string, args ...string) (float64, error) {
-	out, err := s.unshare(ctx, "start=${EPOCHREALTIME/./}\n"+script+"\necho $((${EPOCHREALTIME/./} - start))", args...)
-	if err != nil {
-		return 0, err
-	}
-	microseconds, err := strconv.ParseFloat(out, 64)
-	return microseconds / 1000, err
-}
-
 // pack times tar and zstd of the sandbox's disk, without its image.
 func (s *backupSandbox) pack(ctx context.Context) (float64, error) {
-	source, err := s.unshare(ctx, `podman container inspect --format '{{.GraphDriver.Data.UpperDir}}' "$1"`, "doze-"+s.id)
+	source, err := s.b.node.upperFolder(ctx, s.id)
 	if err != nil {
 		return 0, err
 	}
 	unix.Sync()
-	return s.timeUnshared(ctx, `tar -C "$1" --xattrs -c . | zstd -q -f -T0 -o "$2"`, source, s.archive)
+	return s.b.node.timeUnshared(ctx, `tar -C "$1" --xattrs -c . | zstd -q -f -T0 -o "$2"`, source, s.archive)
 }
 
 // unpack times the extraction of what pack wrote, into a new folder. removeUnpacked removes it: ext4
@@ -264,7 +239,7 @@ func (s *backupSandbox) unpack(ctx context.Context) (float64, error) {
 		return 0, err
 	}
 	unix.Sync()
-	return s.timeUnshared(ctx, `zstd -q -d -c -T0 "$2" | tar -C "$1" --xattrs -x`, target, s.archive)
+	return s.b.node.timeUnshared(ctx, `zstd -q -d -c -T0 "$2" | tar -C "$1" --xattrs -x`, target, s.archive)
 }
 
 // unpacked begins the names of the folders of unpack.
@@ -275,6 +250,6 @@ func (s *backupSandbox) removeUnpacked(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.unshare(ctx, `rm -rf "$@"`, folders...)
+	_, err = s.b.node.unshare(ctx, `rm -rf "$@"`, folders...)
 	return err
 }

@@ -48,13 +48,14 @@ func (t task) argument() string {
 
 // clientResult is what a client measured.
 type clientResult struct {
-	Bytes    int64   `json:"bytes,omitempty"`
-	Requests int64   `json:"requests,omitempty"`
-	Failed   int64   `json:"failed,omitempty"`
-	Failure  string  `json:"failure,omitempty"` // the first
-	Seconds  float64 `json:"seconds"`
-	Times    spread  `json:"times,omitempty"` // pairs: of to
-	Than     spread  `json:"than,omitempty"`  // pairs: of than
+	Bytes    int64    `json:"bytes,omitempty"`
+	Files    []string `json:"files,omitempty"` // files: the names
+	Requests int64    `json:"requests,omitempty"`
+	Failed   int64    `json:"failed,omitempty"`
+	Failure  string   `json:"failure,omitempty"` // the first
+	Seconds  float64  `json:"seconds"`
+	Times    spread   `json:"times,omitempty"` // pairs: of to
+	Than     spread   `json:"than,omitempty"`  // pairs: of than
 }
 
 // perSecond is what a stream or a body moved, in bytes.

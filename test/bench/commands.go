@@ -23,16 +23,8 @@ func measureSession(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all spread
-	median := func(all *spread, run func() error) func(context.Context) (float64, error) {
-		return func(ctx context.Context) (float64, error) {
-			took, err := repeat(ctx, b.count(100), nil, run)
-			if err != nil {
-				return 0, err
-			}
-			*all = append(*all, took...)
-			return took.median(), nil
-		}
+	running := func(name string, run func() error) *contender {
+		return newMedians(name, func(ctx context.Context) (spread, error) { return repeat(ctx, b.count(100), nil, run) })
 	}
 	inSession := func(command string) func() error {
 		return func() error {
@@ -48,13 +40,12 @@ func measureSession(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	defer shell.close()
-	ours := &contender{name: "session", round: median(&all, inSession("/bin/true"))}
-	builtin := &contender{name: "a builtin", round: median(new(spread), inSession(":"))}
-	local := &contender{name: "a local bash", round: median(new(spread), func() error { return shell.run("/bin/true") })}
+	ours, builtin := running("session", inSession("/bin/true")), running("a builtin", inSession(":"))
+	local := running("a local bash", func() error { return shell.run("/bin/true") })
 	if err := alternate(ctx, latencyRounds, ours, builtin, local); err != nil {
 		return nil, err
 	}
-	r := timesRow("exec `/bin/true` in a session through the HTTPS API", "p50 ≤ 3 ms", timesBars{p50: 3}, ours.spread(), all)
+	r := timesRow("exec `/bin/true` in a session through the HTTPS API", "p50 ≤ 3 ms", timesBars{p50: 3}, ours.spread(), ours.samples)
 	for _, peer := range []*contender{builtin, local} {
 		if err := peer.missing(latencyRounds); err != nil {
 			return nil, err

@@ -32,7 +32,10 @@ func measureFiles(ctx context.Context, b *bench) ([]row, error) {
 		}
 		n, err := io.Copy(io.Discard, file)
 		file.Close()
-		if err != nil || n != size {
+		if err == nil && n != size {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
 			return nil, fmt.Errorf("got %d bytes of %d: %w", n, size, err)
 		}
 		down = append(down, float64(size)/1e6/time.Since(begun).Seconds())

@@ -76,20 +76,12 @@ func measureThaw(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	name := "doze-" + b.id
-	// p50 in ms of calls of second, each after one of first.
-	p50 := func(n int, first, second func() error) (float64, error) {
-		s, err := repeat(ctx, n, first, second)
-		if err != nil {
-			return 0, err
-		}
-		return s.median(), nil
-	}
-	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
-		return p50(b.count(60), func() error { return f.Freeze(ctx, id) }, func() error { return f.Thaw(ctx, id) })
-	}}
-	podman := &contender{name: "podman", round: func(context.Context) (float64, error) {
-		return p50(b.count(10), func() error { return containers.Pause(conn, name, nil) }, func() error { return containers.Unpause(conn, name, nil) })
-	}}
+	ours := newMedians("doze", func(ctx context.Context) (spread, error) {
+		return repeat(ctx, b.count(60), func() error { return f.Freeze(ctx, id) }, func() error { return f.Thaw(ctx, id) })
+	})
+	podman := newMedians("podman", func(ctx context.Context) (spread, error) {
+		return repeat(ctx, b.count(10), func() error { return containers.Pause(conn, name, nil) }, func() error { return containers.Unpause(conn, name, nil) })
+	})
 	if err := versus(ctx, latencyRounds, ours, podman); err != nil {
 		return nil, err
 	}
@@ -154,15 +146,9 @@ func measureColdWake(ctx context.Context, b *bench) ([]row, error) {
 
 // measureExec measures `true` through the API, and by podman exec.
 func measureExec(ctx context.Context, b *bench) ([]row, error) {
-	var all spread
-	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
-		s, err := repeat(ctx, b.count(100), nil, func() error { return b.node.exec(ctx, b.id, "true") })
-		if err != nil {
-			return 0, err
-		}
-		all = append(all, s...)
-		return s.median(), nil
-	}}
+	ours := newMedians("doze", func(ctx context.Context) (spread, error) {
+		return repeat(ctx, b.count(100), nil, func() error { return b.node.exec(ctx, b.id, "true") })
+	})
 	podman := &contender{name: "podman exec", round: func(ctx context.Context) (float64, error) { return podmanExec(ctx, b) }}
 	if err := versus(ctx, latencyRounds, ours, podman); err != nil {
 		return nil, err
@@ -173,7 +159,7 @@ func measureExec(ctx context.Context, b *bench) ([]row, error) {
 		Bar:      "p50 ≤ 5 ms; ≥ 15 times faster",
 		Measured: fmt.Sprintf("p50 %s ms; %s times faster (%.0f ms)", p50s.text("%.2f"), ratio.text("%.0f"), theirs.median()),
 		Met:      p50s.median() <= 5 && ratio.median() >= 15,
-		Values:   values{"p99_ms": all.p99()}.add("p50_ms", p50s).add("podman_mean_ms", theirs).add("ratio", ratio),
+		Values:   values{"p99_ms": ours.samples.p99()}.add("p50_ms", p50s).add("podman_mean_ms", theirs).add("ratio", ratio),
 	}}, nil
 }
 

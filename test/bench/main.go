@@ -74,6 +74,7 @@ var figures = []struct {
 	{"contexts", startNode, nil, measureContexts},
 	{"output", startNode, (*bench).withNothing, measureOutput},
 	{"terminal", startNode, (*bench).withNothing, measureTerminal},
+	{"terminals", startNode, (*bench).withNothing, measureTerminals},
 	{"watch", startNode, (*bench).withProgram, measureWatch},
 	{"ready", startNode, (*bench).withProgram, measureReady},
 	{"files", startNode, (*bench).withNothing, measureFiles},

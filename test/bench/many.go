@@ -143,10 +143,10 @@ func concurrently(ctx context.Context, n int, f func(ctx context.Context, i int)
 }
 
 // programs of a node with sandboxes.
-var programs = []string{"doze-node", "doze-guest", "doze-netns", "conmon", "podman"}
+var programs = []string{"doze-node", "doze-guest", "doze-netns", "doze-disk", "conmon", "podman"}
 
 // nodePrograms are the node and its helpers, whose CPU time counts as the node's.
-var nodePrograms = []string{"doze-node", "doze-netns", "podman"}
+var nodePrograms = []string{"doze-node", "doze-netns", "doze-disk", "podman"}
 
 // census of the processes of a node and its sandboxes.
 type census struct {
@@ -259,6 +259,13 @@ func measureStart(ctx context.Context, b *bench) ([]row, error) {
 			return nil, err
 		}
 		starts = append(starts, took/1000)
+		info, err := n.API.Node(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if have := info.Sandboxes[types.StateStopped]; have != records {
+			return nil, fmt.Errorf("the node has %d stopped sandboxes of %d records", have, records)
+		}
 		if err := n.Stop(); err != nil {
 			return nil, err
 		}

@@ -81,35 +81,47 @@ func throughSlirp(ctx context.Context, b *bench, t task) (_ clientResult, err er
 	if err != nil {
 		return clientResult{}, err
 	}
-	var out, complaint bytes.Buffer
-	client.Stdout, client.Stderr = &out, &complaint
+	var out, clientErrors, peerErrors bytes.Buffer
+	client.Stdout, client.Stderr = &out, &clientErrors
 	if err := inSession(client).Start(); err != nil {
 		return clientResult{}, err
 	}
-	ready, says, err := os.Pipe()
-	if err == nil {
-		peer := inSession(exec.CommandContext(ctx, slirp, "--configure", "--mtu="+peerMTU, "--ready-fd=3", fmt.Sprint(client.Process.Pid), "tap0"))
-		peer.ExtraFiles, peer.Stderr = []*os.File{says}, &complaint
-		if err = peer.Start(); err == nil {
-			defer peer.Wait()
-			defer peer.Process.Kill()
-			says.Close()
-			if n, _ := ready.Read(make([]byte, 1)); n == 1 {
-				_, err = io.WriteString(begin, "ready\n")
-			} else {
-				err = errors.New("slirp4netns did not get ready")
-			}
-		}
-		ready.Close()
-		says.Close()
+	peer := inSession(exec.CommandContext(ctx, slirp, "--configure", "--mtu="+peerMTU, "--ready-fd=3", fmt.Sprint(client.Process.Pid), "tap0"))
+	peer.Stderr = &peerErrors
+	if err = startReady(peer); err == nil {
+		_, err = io.WriteString(begin, "ready\n")
 	}
 	if err != nil {
 		_ = client.Process.Kill()
 	}
-	if e := client.Wait(); err != nil || e != nil {
-		return clientResult{}, fmt.Errorf("%w: %s", errors.Join(err, e), complaint.String())
+	err = errors.Join(err, client.Wait())
+	if peer.Process != nil {
+		_ = peer.Process.Kill() // it may have ended
+		_ = peer.Wait()
+	}
+	if err != nil {
+		return clientResult{}, fmt.Errorf("%w: %s%s", err, clientErrors.String(), peerErrors.String())
 	}
 	return parseClient(out.Bytes())
+}
+
+// startReady starts a program, and returns when it has written to its descriptor 3.
+func startReady(cmd *exec.Cmd) error {
+	ready, writer, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	cmd.ExtraFiles = []*os.File{writer}
+	err = cmd.Start()
+	writer.Close()
+	if err != nil {
+		return err
+	}
+	if n, _ := ready.Read(make([]byte, 1)); n != 1 {
+		return fmt.Errorf("%s did not get ready", cmd.Path)
+	}
+	return nil
 }
 
 // readClient runs a client to its end.
@@ -163,8 +175,8 @@ func startProxy(ctx context.Context, n *node, prepare func(context.Context, *pro
 	if p.cmd, err = prepare(ctx, p); err != nil {
 		return nil, err
 	}
-	var complaint bytes.Buffer
-	p.cmd.Stdout, p.cmd.Stderr = &complaint, &complaint
+	var log bytes.Buffer
+	p.cmd.Stdout, p.cmd.Stderr = &log, &log
 	if err := inSession(p.cmd).Start(); err != nil {
 		return nil, err
 	}
@@ -178,7 +190,7 @@ func startProxy(ctx context.Context, n *node, prepare func(context.Context, *pro
 		return true, conn.Close()
 	}); err != nil {
 		p.stop()
-		return nil, fmt.Errorf("%s does not listen: %w: %s", p.cmd.Path, err, complaint.String())
+		return nil, fmt.Errorf("%s does not listen: %w: %s", p.cmd.Path, err, log.String())
 	}
 	return p, nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -16,22 +17,24 @@ import (
 	"github.com/doze-run/doze/api/types"
 )
 
-// trees are the disks that are measured, and how many bytes each of their files has.
-var trees = []struct {
+// tree is a disk that is measured: the number of its files, and the size of each in bytes.
+type tree struct {
 	name        string
 	files, size int
-}{
+}
+
+var trees = []tree{
 	{"236 MB in 20,000 files", 20_000, 11_800},
 	{"1 GB in 100,000 files", 100_000, 10_000},
 }
 
 const (
-	// makeTree writes files of a size into folders of 100.
-	makeTree = `import os, sys
-files, size = int(sys.argv[1]), int(sys.argv[2])
-for n in range(files):
+	// writeTree writes files of a size into folders of 100: the first and each step-th one, with new content.
+	writeTree = `import os, sys
+files, size, step = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+for n in range(0, files, step):
     folder = "/srv/tree/%04d" % (n // 100)
-    if n % 100 == 0: os.makedirs(folder)
+    os.makedirs(folder, exist_ok=True)
     with open("%s/%d" % (folder, n), "wb") as f: f.write(os.urandom(size))
 os.sync()`
 	// changeTree changes a file of the tree a hundred times a second.
@@ -55,8 +58,7 @@ func measureSnapshot(ctx context.Context, b *bench) (rows []row, err error) {
 		return nil, err
 	}
 	for _, tree := range trees {
-		arguments := []string{fmt.Sprint(b.count(tree.files)), fmt.Sprint(tree.size)}
-		measured, err := measureTree(ctx, b, on, tree.name+", "+on.name, arguments)
+		measured, err := measureTree(ctx, b, on, tree)
 		rows = append(rows, measured...)
 		if err != nil {
 			return rows, fmt.Errorf("%s: %w", tree.name, err)
@@ -151,16 +153,28 @@ func (f fileSystem) snapshotBar() (text string, total, frozen float64) {
 	return "≤ 2 s; frozen ≤ 1 s; ≥ 5 times faster", 2000, 1000
 }
 
-func measureTree(ctx context.Context, b *bench, on fileSystem, name string, arguments []string) ([]row, error) {
+// arguments returns the first arguments of the scripts.
+func (t tree) arguments(b *bench) []string {
+	return []string{fmt.Sprint(b.count(t.files)), fmt.Sprint(t.size)}
+}
+
+// writeTree writes each step-th file of a tree in a sandbox.
+func (b *bench) writeTree(ctx context.Context, id string, t tree, step int) error {
+	return b.node.exec(ctx, id, append(append([]string{"python3", "-c", writeTree}, t.arguments(b)...), fmt.Sprint(step))...)
+}
+
+func measureTree(ctx context.Context, b *bench, on fileSystem, t tree) ([]row, error) {
+	name := t.name + ", " + on.name
 	sb, _, err := b.node.API.Create(ctx, types.CreateSandboxRequest{SleepAfter: new(types.Duration)})
 	if err != nil {
 		return nil, err
 	}
-	python := func(script string) []string { return append([]string{"python3", "-c", script}, arguments...) }
-	if err := b.node.exec(ctx, sb.ID, python(makeTree)...); err != nil {
+	if err := b.writeTree(ctx, sb.ID, t, 1); err != nil {
 		return nil, err
 	}
-	writer, err := b.node.API.StartProcess(ctx, sb.ID, types.StartProcessRequest{Command: types.Command{Argv: python(changeTree)}})
+	writer, err := b.node.API.StartProcess(ctx, sb.ID, types.StartProcessRequest{
+		Command: types.Command{Argv: append([]string{"python3", "-c", changeTree}, t.arguments(b)...)},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +212,7 @@ func measureTree(ctx context.Context, b *bench, on fileSystem, name string, argu
 		if err := b.node.exec(ctx, sb.ID, "rm", "-rf", "/srv/tree"); err != nil {
 			return 0, err
 		}
-		if err := b.node.exec(ctx, sb.ID, python(makeTree)...); err != nil {
+		if err := b.writeTree(ctx, sb.ID, t, 1); err != nil {
 			return 0, err
 		}
 		if _, err := b.node.API.ForceStop(ctx, sb.ID); err != nil {
@@ -219,15 +233,15 @@ func measureTree(ctx context.Context, b *bench, on fileSystem, name string, argu
 // runningSnapshot measures snapshots of a sandbox whose programs run, and Podman's commits of
 // its container.
 func runningSnapshot(ctx context.Context, b *bench, id string, on fileSystem, name string) (row, error) {
-	var frozen spread
-	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
+	ours := &contender{name: "doze"} // its samples are how long the programs were stopped, in ms
+	ours.round = func(ctx context.Context) (float64, error) {
 		unix.Sync() // the files of the contender before
 		return timed(func() error {
 			s, err := b.node.API.CreateSnapshot(ctx, id, types.CreateSnapshotRequest{})
-			frozen = append(frozen, s.FrozenMS)
+			ours.samples = append(ours.samples, s.FrozenMS)
 			return err
 		})
-	}}
+	}
 	podman := &contender{name: "podman commit", round: func(ctx context.Context) (float64, error) { return podmanCommit(ctx, b, id) }}
 	cp := &contender{name: "cp -a", round: func(ctx context.Context) (float64, error) { return copyTree(ctx, b, id) }}
 	if err := alternate(ctx, snapshotRounds, ours, podman, cp); err != nil {
@@ -238,7 +252,7 @@ func runningSnapshot(ctx context.Context, b *bench, id string, on fileSystem, na
 			return row{}, err
 		}
 	}
-	total, theirs, ratio := ours.spread(), podman.spread(), podman.over(ours)
+	total, frozen, theirs, ratio := ours.spread(), ours.samples, podman.spread(), podman.over(ours)
 	bar, totalBar, frozenBar := on.snapshotBar()
 	return row{
 		Figure:   "snapshot of a running sandbox, against `podman commit`, " + name,
@@ -260,6 +274,7 @@ func podmanCommit(ctx context.Context, b *bench, id string) (float64, error) {
 		_, err := output(cmd)
 		return err
 	}
+	unix.Sync()
 	took, err := timed(func() error { return podman("commit", "--quiet", "doze-"+id, image) })
 	if err != nil {
 		return 0, err
@@ -270,24 +285,38 @@ func podmanCommit(ctx context.Context, b *bench, id string) (float64, error) {
 // copyTree times what any copy of a sandbox's files that survives a loss of power takes on this file
 // system: cp -a, and sync.
 func copyTree(ctx context.Context, b *bench, id string) (float64, error) {
-	unshare := func(ctx context.Context, script string, args ...string) (string, error) {
-		cmd := exec.CommandContext(ctx, "podman", append([]string{"unshare", "sh", "-ec", script, "sh"}, args...)...)
-		cmd.Dir = b.node.Home
-		out, err := output(cmd)
-		return strings.TrimSpace(string(out)), err
-	}
 	target := filepath.Join(b.node.Home, "copy")
-	source, err := unshare(ctx, `podman container inspect --format '{{.GraphDriver.Data.UpperDir}}' "$1"`, "doze-"+id)
+	source, err := b.node.upperFolder(ctx, id)
 	if err != nil {
 		return 0, err
 	}
 	unix.Sync()
-	took, err := timed(func() error {
-		_, err := unshare(ctx, `cp -a "$1" "$2"; sync -f "$2"`, source, target)
-		return err
-	})
-	_, removed := unshare(context.WithoutCancel(ctx), `rm -rf "$1"`, target)
+	took, err := b.node.timeUnshared(ctx, `cp -a "$1" "$2"; sync -f "$2"`, source, target)
+	_, removed := b.node.unshare(context.WithoutCancel(ctx), `rm -rf "$1"`, target)
 	return took, errors.Join(err, removed)
+}
+
+// unshare runs a script of bash in Podman's user namespace.
+func (n *node) unshare(ctx context.Context, script string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "podman", append([]string{"unshare", "bash", "-eo", "pipefail", "-c", script, "bash"}, args...)...)
+	cmd.Dir = n.Home
+	out, err := output(cmd)
+	return strings.TrimSpace(string(out)), err
+}
+
+// timeUnshared is unshare that returns the time of the script alone, without the start of Podman, in ms.
+func (n *node) timeUnshared(ctx context.Context, script string, args ...string) (float64, error) {
+	out, err := n.unshare(ctx, "start=${EPOCHREALTIME/./}\n"+script+"\necho $((${EPOCHREALTIME/./} - start))", args...)
+	if err != nil {
+		return 0, err
+	}
+	microseconds, err := strconv.ParseFloat(out, 64)
+	return microseconds / 1000, err
+}
+
+// upperFolder returns the folder of a sandbox's disk, without its image.
+func (n *node) upperFolder(ctx context.Context, id string) (string, error) {
+	return n.unshare(ctx, `podman container inspect --format '{{.GraphDriver.Data.UpperDir}}' "$1"`, "doze-"+id)
 }
 
 // timeForks returns how long it takes until the forks of a sandbox have all responded to a

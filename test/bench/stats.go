@@ -68,10 +68,25 @@ func (s spread) text(verb string) string {
 
 // contender is one of those that take turns in a figure.
 type contender struct {
-	name   string
-	round  func(context.Context) (float64, error)
-	values map[int]float64 // by round
-	failed []error
+	name    string
+	round   func(context.Context) (float64, error)
+	values  map[int]float64 // by round
+	samples spread          // further values, which round appends
+	failed  []error
+}
+
+// newMedians returns a contender whose values are the medians of the rounds, and whose samples are all times.
+func newMedians(name string, round func(context.Context) (spread, error)) *contender {
+	c := &contender{name: name}
+	c.round = func(ctx context.Context) (float64, error) {
+		s, err := round(ctx)
+		if err != nil {
+			return 0, err
+		}
+		c.samples = append(c.samples, s...)
+		return s.median(), nil
+	}
+	return c
 }
 
 // alternate measures every contender once a round, so that the machine's drift meets
@@ -96,6 +111,9 @@ func alternate(ctx context.Context, rounds int, all ...*contender) error {
 				c.failed = append(c.failed, err)
 			case round >= 0:
 				c.values[round] = v
+			}
+			if round < 0 {
+				c.samples = nil
 			}
 		}
 	}

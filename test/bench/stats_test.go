@@ -50,6 +50,20 @@ func TestContendersTakeTurns(t *testing.T) {
 	}
 }
 
+func TestUncountedRoundHasNoSamples(t *testing.T) {
+	calls := 0.
+	c := newMedians("ours", func(context.Context) (spread, error) {
+		calls++
+		return spread{calls, calls + .5}, nil
+	})
+	if err := alternate(t.Context(), 2, c); err != nil {
+		t.Fatal(err)
+	}
+	if want := (spread{2, 2.5, 3, 3.5}); !slices.Equal(c.samples, want) {
+		t.Errorf("the samples are %v, want %v", c.samples, want)
+	}
+}
+
 func TestSpreadHasTheMedianAndBothEnds(t *testing.T) {
 	s := spread{0.9, 0.5, 0.7}
 	if got, want := s.text("%.1f"), "0.7 (0.5–0.9)"; got != want {

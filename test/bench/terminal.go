@@ -44,11 +44,7 @@ func measureTerminal(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	output, err := measureCat(ctx, b)
-	if err != nil {
-		return nil, err
-	}
-	many, err := measureTerminals(ctx, b)
-	return []row{keys, output, many}, err
+	return []row{keys, output}, err
 }
 
 // console is a terminal as its person uses it.
@@ -147,16 +143,15 @@ type openConsole func(ctx context.Context, command string) (console, error)
 
 // measureKeystrokes measures from the press of a key until its echo by a program in raw mode.
 func measureKeystrokes(ctx context.Context, b *bench) (row, error) {
-	all := map[string]spread{}
 	typing := func(name string, open openConsole) *contender {
-		return &contender{name: name, round: func(ctx context.Context) (float64, error) {
+		return newMedians(name, func(ctx context.Context) (spread, error) {
 			c, err := open(ctx, echoCommand)
 			if err != nil {
-				return 0, err
+				return nil, err
 			}
 			defer c.Close()
 			key := []byte("x")
-			took, err := repeat(ctx, b.count(keystrokes), func() error { return pause(ctx, keyPause) }, func() error {
+			return repeat(ctx, b.count(keystrokes), func() error { return pause(ctx, keyPause) }, func() error {
 				if _, err := c.Write(key); err != nil {
 					return err
 				}
@@ -166,21 +161,16 @@ func measureKeystrokes(ctx context.Context, b *bench) (row, error) {
 				}
 				return err
 			})
-			if err != nil {
-				return 0, err
-			}
-			all[name] = append(all[name], took...)
-			return took.median(), nil
-		}}
+		})
 	}
 	ours, peer := typing("doze", b.openRemote), typing("a local pseudoterminal", b.openLocal)
 	if err := versus(ctx, latencyRounds, ours, peer); err != nil {
 		return row{}, err
 	}
-	r := timesRow("keystroke to echo through a terminal (WebSocket, TLS)", "p50 ≤ 2 ms, p99 ≤ 10 ms", timesBars{2, 10}, ours.spread(), all["doze"])
+	r := timesRow("keystroke to echo through a terminal (WebSocket, TLS)", "p50 ≤ 2 ms, p99 ≤ 10 ms", timesBars{2, 10}, ours.spread(), ours.samples)
 	theirs := peer.spread()
-	r.Values.add("local_p50_ms", theirs)["local_p99_ms"] = all[peer.name].p99()
-	r.Note = fmt.Sprintf("%s: p50 %.3f ms, p99 %.2f ms", peer.name, theirs.median(), all[peer.name].p99())
+	r.Values.add("local_p50_ms", theirs)["local_p99_ms"] = peer.samples.p99()
+	r.Note = fmt.Sprintf("%s: p50 %.3f ms, p99 %.2f ms", peer.name, theirs.median(), peer.samples.p99())
 	return r, nil
 }
 
@@ -210,12 +200,12 @@ func measureCat(ctx context.Context, b *bench) (row, error) {
 	if err := b.node.exec(ctx, b.id, "sh", "-c", fmt.Sprintf("yes 'the quick brown fox jumps over the lazy dog' | head -c %d >%s", size, catPath)); err != nil {
 		return row{}, err
 	}
-	beside := filepath.Join(b.node.Home, "text")
+	localPath := filepath.Join(b.node.Home, "text")
 	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog\n"), int(size)/44+1)[:size]
-	if err := os.WriteFile(beside, text, 0o600); err != nil {
+	if err := os.WriteFile(localPath, text, 0o600); err != nil {
 		return row{}, err
 	}
-	defer os.Remove(beside)
+	defer os.Remove(localPath)
 	reading := func(name, path string, open openConsole) *contender {
 		return &contender{name: name, round: func(ctx context.Context) (float64, error) {
 			c, err := open(ctx, fmt.Sprintf(catCommand, path))
@@ -227,7 +217,7 @@ func measureCat(ctx context.Context, b *bench) (row, error) {
 			return float64(size) / 1e3 / took, err
 		}}
 	}
-	ours, peer := reading("doze", catPath, b.openRemote), reading("a local pseudoterminal", beside, b.openLocal)
+	ours, peer := reading("doze", catPath, b.openRemote), reading("a local pseudoterminal", localPath, b.openLocal)
 	guest, err := b.guest()
 	if err != nil {
 		return row{}, err
@@ -271,12 +261,13 @@ func (b *bench) guest() (procfs.Proc, error) {
 	return all[i], nil
 }
 
-// measureTerminals has many terminals print at the same time.
-func measureTerminals(ctx context.Context, b *bench) (row, error) {
+// measureTerminals has many terminals print at the same time. Its node has transferred nothing before, so that all
+// memory that terminals need is growth.
+func measureTerminals(ctx context.Context, b *bench) ([]row, error) {
 	lines := b.count(outputLines)
 	before, err := b.node.rss()
 	if err != nil {
-		return row{}, err
+		return nil, err
 	}
 	watch := watchRSS(ctx, b.node)
 	printing := func() (rate float64, err error) {
@@ -306,14 +297,14 @@ func measureTerminals(ctx context.Context, b *bench) (row, error) {
 	rate, err := printing()
 	seen, failed := watch()
 	if err = errors.Join(err, failed); err != nil {
-		return row{}, err
+		return nil, err
 	}
 	each := (seen.max() - float64(before)) / 1e6 / terminals
-	return row{
+	return []row{{
 		Figure:   fmt.Sprintf("%d terminals that print %.1f MB each at the same time; memory of the node (RSS) for each", terminals, float64(lines)*20/1e6),
 		Bar:      "no loss; ≤ 1 MB",
 		Measured: fmt.Sprintf("no loss; %.2f MB (%.0f MB/s)", each, rate),
 		Met:      each <= 1, // with a loss it fails
 		Values:   values{"mb_each": each, "mb_per_s": rate},
-	}, nil
+	}}, nil
 }

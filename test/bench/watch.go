@@ -20,6 +20,8 @@ const (
 	burstFiles    = 10_000
 	// eventPause lets each event arrive before the next file is made.
 	eventPause = 2 * time.Millisecond
+	// eventWait bounds the wait for the last events. It decides only how long a loss that is not reported takes.
+	eventWait = time.Minute
 )
 
 // makeFiles makes files in the folder t.To, each named by the time just before, with
@@ -32,7 +34,7 @@ func makeFiles(_ context.Context, t task) (r clientResult, err error) {
 		if err := os.WriteFile(name, []byte("content"), 0o644); err != nil {
 			return r, err
 		}
-		r.Requests++
+		r.Files = append(r.Files, filepath.Base(name))
 	}
 	r.Seconds = time.Since(began).Seconds()
 	return r, nil
@@ -43,7 +45,7 @@ var errAllSeen = errors.New("all files were reported")
 
 // watchFiles has files made in a watched folder of a sandbox, and calls created for each one
 // that is reported, with the time since it was made. lost are the events that were reported as
-// lost.
+// lost; a file without an event or such a report is an error.
 func (n *node) watchFiles(ctx context.Context, id, folder string, t task, created func(after time.Duration)) (lost uint64, err error) {
 	if err := n.exec(ctx, id, "mkdir", "-p", folder); err != nil {
 		return 0, err
@@ -51,28 +53,32 @@ func (n *node) watchFiles(ctx context.Context, id, folder string, t task, create
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	t.Do, t.To = "files", folder
-	made := make(chan error, 1)
-	seen := 0
+	var made []string
+	written := make(chan error, 1)
+	reported := map[string]bool{}
 	err = n.API.Watch(ctx, id, folder, client.WatchOptions{}, func(c client.Change) error {
 		switch {
 		case c.Watching != nil:
-			go func() { // ends with the program, or ctx
-				_, err := n.client(ctx, id, t)
-				if err != nil {
-					cancel(err)
+			go func() { // ends with ctx
+				r, err := n.client(ctx, id, t)
+				made = r.Files
+				written <- err
+				if err == nil && pause(ctx, eventWait) == nil {
+					err = fmt.Errorf("events are missing %s after the last of %d files", eventWait, t.Count)
 				}
-				made <- err
+				cancel(err)
 			}()
 		case c.Overflow != nil:
 			lost += max(c.Overflow.Dropped, 1)
 			return errAllSeen
 		case c.Event != nil && c.Event.Type == types.FileEventTypeCreate:
-			at, err := strconv.ParseInt(path.Base(c.Event.Path), 10, 64)
+			name := path.Base(c.Event.Path)
+			at, err := strconv.ParseInt(name, 10, 64)
 			if err != nil {
 				return err
 			}
 			created(time.Since(time.Unix(0, at)))
-			if seen++; seen == t.Count {
+			if reported[name] = true; len(reported) == t.Count {
 				return errAllSeen
 			}
 		}
@@ -81,7 +87,15 @@ func (n *node) watchFiles(ctx context.Context, id, folder string, t task, create
 	if err != errAllSeen {
 		return lost, errors.Join(err, context.Cause(ctx))
 	}
-	return lost, <-made
+	if err := <-written; err != nil || lost > 0 {
+		return lost, err
+	}
+	for _, name := range made {
+		if !reported[name] {
+			return 0, fmt.Errorf("no event for the file %s", name)
+		}
+	}
+	return 0, nil
 }
 
 // measureWatch: from the creation of a file to its event, one by one and in a burst.
@@ -101,13 +115,10 @@ func measureWatch(ctx context.Context, b *bench) ([]row, error) {
 	var lost uint64
 	var seconds spread
 	for range latencyRounds {
-		files, began := 0, time.Now()
-		missed, err := b.node.watchFiles(ctx, b.id, folder(), task{Count: burstFiles}, func(time.Duration) { files++ })
+		began := time.Now()
+		missed, err := b.node.watchFiles(ctx, b.id, folder(), task{Count: burstFiles}, func(time.Duration) {})
 		if err != nil {
 			return nil, err
-		}
-		if missed == 0 && files != burstFiles {
-			return nil, fmt.Errorf("%d of %d files were reported, and none as lost", files, burstFiles)
 		}
 		lost += missed
 		seconds = append(seconds, time.Since(began).Seconds())
