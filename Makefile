@@ -153,6 +153,9 @@ test-mounts: ## copies of disks on ext4, XFS and Btrfs: wants root or sudo, and 
 	@packaging/host/setup --with-tests
 	CGO_ENABLED=0 go test -vet=off -count=1 -run 'FileSystem|ShiftOwners' -tags "mounts $(TAGS)" -exec '$(CURDIR)/packaging/host/as-root' ./runtime/disk/tree
 
+# Has users and storage of its own, and programs of its own, too, so that it can run in parallel with other tests.
+test-disks test-power: TEST_HOME := $(TEST_HOME)-disks
+
 # Each compares all that a snapshot or a backup must preserve of a disk.
 DISK_TESTS := TestSnapshotHasEverythingInEachState$$|TestForksAreIndependent$$|TestBackups$$/^in_each_state$$
 
