@@ -55,7 +55,7 @@ func TestFullDiskOfTheServiceIsErrStoreFull(t *testing.T) {
 		{"mounting storage for container x: mkdir /storage/overlay/y/work: no space left on device", 500, true},
 		{"crun: write to `/run/x/config.json`: No space left on device: OCI runtime error", 500, true},
 		{"write /storage/x: disk quota exceeded", 500, true},
-		{"no such container no space left on device", 404, false},
+		{"container x: no space left on device", 404, false},
 		{"mkdir /storage/x: permission denied", 500, false},
 	} {
 		service := &connection{values: t.Context()}

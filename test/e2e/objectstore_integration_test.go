@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -481,16 +480,8 @@ func graphRoot(t *testing.T, n *node) string {
 }
 
 // backupHelpers are the running helpers of the tests' nodes.
-func (n *node) backupHelpers() (pids []int) {
-	want := []byte(n.Program("doze-backup") + "\x00run\x00")
-	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, name := range commands {
-		command, _ := os.ReadFile(name)
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil && bytes.Equal(command, want) && testkit.Alive(pid) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+func (n *node) backupHelpers() []int {
+	return processes("doze-backup", n.Program("doze-backup")+"\x00run\x00")
 }
 
 // awaitRemains waits until the node has what it had before.

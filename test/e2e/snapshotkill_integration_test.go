@@ -139,15 +139,16 @@ var diskOperations = map[string]diskOperation{
 // victims kill the processes that take part in operations on disks, and return how many they have killed.
 var victims = map[string]func(n *node, b *box) int{
 	"node":        func(n *node, b *box) int { b.must(n.Kill()); return 1 },
-	"disk helper": func(n *node, _ *box) int { return signal(n.running("doze-disk"), syscall.SIGKILL) },
-	"podman":      func(n *node, _ *box) int { return signal(n.running("podman"), syscall.SIGKILL) },
-	"guest":       func(_ *node, b *box) int { return b.killPrograms() },
-	"monitor":     func(_ *node, b *box) int { return signal(b.monitors(), syscall.SIGKILL) },
+	"disk helper": func(n *node, _ *box) int { return signal(n.diskHelpers(), syscall.SIGKILL) },
+	// The service outlives a killed node.
+	"podman":  func(n *node, _ *box) int { return signal(processes("podman", n.Home), syscall.SIGKILL) },
+	"guest":   func(_ *node, b *box) int { return b.killPrograms() },
+	"monitor": func(_ *node, b *box) int { return signal(b.monitors(), syscall.SIGKILL) },
 }
 
-// running returns the children of the node that run a program.
-func (n *node) running(name string) []int {
-	return slices.DeleteFunc(n.children(), func(pid int) bool { return program(pid) != name })
+// diskHelpers returns the disk helper of the node, if it runs.
+func (n *node) diskHelpers() []int {
+	return slices.DeleteFunc(n.children(), func(pid int) bool { return program(pid) != "doze-disk" })
 }
 
 // signal sends a signal to processes, and returns how many of them existed.
@@ -179,12 +180,15 @@ func (b *box) killPrograms() int {
 }
 
 // monitors returns the conmon of the sandbox, if it runs.
-func (b *box) monitors() (pids []int) {
+func (b *box) monitors() []int { return processes("conmon", "doze-"+b.id) }
+
+// processes returns the processes that run a program and whose command contains a text.
+func processes(name, text string) (pids []int) {
 	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range commands {
 		command, _ := os.ReadFile(path)
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if err == nil && program(pid) == "conmon" && strings.Contains(string(command), "doze-"+b.id) {
+		if err == nil && program(pid) == name && strings.Contains(string(command), text) {
 			pids = append(pids, pid)
 		}
 	}
@@ -210,7 +214,7 @@ func (n *node) interrupt(t *testing.T, delay time.Duration, run func(context.Con
 	t.Helper()
 	var helpers []int
 	suspend := func() {
-		helpers = n.running("doze-disk")
+		helpers = n.diskHelpers()
 		if signal(helpers, syscall.SIGSTOP) == 0 {
 			t.Error("the node has no disk helper")
 		}

@@ -43,7 +43,7 @@ type fullDisk struct {
 
 // attempt is how the disk is filled for an operation.
 type attempt struct {
-	free  int64         // what stays free
+	free  int64         // bytes
 	delay time.Duration // after the operation has begun, or before
 }
 
@@ -189,7 +189,7 @@ func (f *fullDisk) try(op operation, a attempt) {
 	if a.delay == before {
 		f.must(fillTo(a.free))
 	}
-	time.AfterFunc(a.delay, func() { full <- keepFull(ctx, a.free) })
+	time.AfterFunc(a.delay, func() { full <- fillRepeatedly(ctx, a.free) })
 	err := op.do()
 	cancel()
 	f.must(cmp.Or(<-full, os.Remove(filler)))
@@ -274,8 +274,8 @@ func fillTo(free int64) error {
 	return err
 }
 
-// keepFull fills the disk repeatedly until the context ends.
-func keepFull(ctx context.Context, free int64) error {
+// fillRepeatedly fills the disk repeatedly until the context ends.
+func fillRepeatedly(ctx context.Context, free int64) error {
 	for {
 		if err := fillTo(free); err != nil {
 			return err
