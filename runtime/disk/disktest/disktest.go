@@ -3,6 +3,7 @@ package disktest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -88,7 +89,7 @@ func Open(t testing.TB) *Node {
 func (n *Node) Spec(t testing.TB, id sandbox.ID) sandbox.ContainerSpec {
 	t.Helper()
 	run := filepath.Join(n.dir, string(id))
-	testkit.NoError(t, "make the run folder", os.Mkdir(run, 0o777))
+	testkit.NoError(t, "make the run folder", errors.Join(os.Mkdir(run, 0o777), os.Chmod(run, 0o777)))
 	return sandbox.ContainerSpec{ID: id, ImageRef: BaseImage, GuestBinary: Program("doze-guest"), RunDir: run, New: true}
 }
 

@@ -1,6 +1,7 @@
 package sandboxtest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -40,15 +41,22 @@ func (b *Buckets) Names() []string { return []string{"data", "models"} }
 
 // Check implements sandbox.Buckets.
 func (b *Buckets) Check(ctx context.Context, m sandbox.Mount) error {
-	if !slices.Contains(b.Names(), m.Bucket) {
-		return fmt.Errorf("bucket %q: %w", m.Bucket, sandbox.ErrBucketNotFound)
+	if err := b.known(m); err != nil {
+		return err
 	}
 	return b.begin(ctx, "check")
 }
 
+func (b *Buckets) known(m sandbox.Mount) error {
+	if !slices.Contains(b.Names(), m.Bucket) {
+		return fmt.Errorf("bucket %q: %w", m.Bucket, sandbox.ErrBucketNotFound)
+	}
+	return nil
+}
+
 // Mount implements sandbox.Buckets.
 func (b *Buckets) Mount(ctx context.Context, id sandbox.ID, pid int, m sandbox.Mount) (int64, error) {
-	if err := b.begin(ctx, "mount"); err != nil {
+	if err := cmp.Or(b.known(m), b.begin(ctx, "mount")); err != nil {
 		return 0, err
 	}
 	if info, err := os.Stat(m.Path); err != nil || !info.IsDir() {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/backupstest"
+	"github.com/doze-run/doze/runtime/sandbox/bucketstest"
 	"github.com/doze-run/doze/runtime/sandbox/diskstest"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/runtime/sandbox/freezertest"
@@ -78,6 +79,23 @@ func TestFakeBackupsConform(t *testing.T) {
 			System: disksOf(e), Backups: backups,
 			RebuildImage: func(testing.TB) { backups.RebuildImage() },
 			MoreBackups:  func(testing.TB) sandbox.Backups { return backups },
+		}
+	})
+}
+
+func TestFakeBucketsConform(t *testing.T) {
+	bucketstest.Run(t, func(t *testing.T) bucketstest.System {
+		b := NewBuckets()
+		return bucketstest.System{
+			Buckets: b, Bucket: "data",
+			Start: func(t testing.TB) bucketstest.Sandbox {
+				id := sandbox.NewID()
+				return bucketstest.Sandbox{
+					ID: id, PID: 1, Folders: [2]string{t.TempDir(), t.TempDir()},
+					Mounted: func(_ testing.TB, path string) bool { _, ok := b.Mounts(id)[path]; return ok },
+				}
+			},
+			EndHelper: func(testing.TB) { b.Lose() },
 		}
 	})
 }
