@@ -8,11 +8,11 @@ import (
 )
 
 // dropSnapshot removes what a failed snapshot has left, or lets collect do it later. One that
-// may have the files of its sandbox stays; the next start of the node completes it.
+// may have the files of its sandbox stays; the next start of the sandbox or of the node completes it.
 func (m *Manager) dropSnapshot(ctx context.Context, s Snapshot) {
 	ctx = context.WithoutCancel(ctx)
 	if s.Progress == snapshotMoving {
-		m.log.Error("failed to complete a snapshot, which has the files of its sandbox; the next start of the node does", "snapshot", s.ID, "sandbox", s.Sandbox)
+		m.log.Error("failed to complete a snapshot, which may have the files of its sandbox; the next start of the sandbox or of the node does", "snapshot", s.ID, "sandbox", s.Sandbox)
 		return
 	}
 	s.Progress = snapshotDeleted
@@ -220,24 +220,13 @@ func (m *Manager) recoverSnapshots(ctx context.Context, sandboxes map[ID]*liveSa
 	if err := m.preserveNewerDisks(ctx, sandboxes); err != nil {
 		return err
 	}
-	for id, s := range m.snapshots.byID {
+	for _, s := range m.snapshots.byID {
 		switch {
 		case s.Progress == snapshotMoving:
-			moved, err := m.deps.Disks.Moved(ctx, id)
-			if err != nil {
+			if err := m.settleMove(ctx, sandboxes[s.Sandbox], s); err != nil {
 				return err
 			}
-			if !moved {
-				s.Progress = snapshotDeleted
-				break
-			}
-			s.Progress = snapshotDone
-			if b := sandboxes[s.Sandbox]; b != nil && b.view.Load().Snapshot == s.Parent {
-				b.based(id)
-				if err := b.save(ctx); err != nil {
-					return err
-				}
-			}
+			continue
 		case s.Progress == snapshotCopying && m.deps.Restored:
 			s.Progress = snapshotDone // it may have been acknowledged since
 		case s.Progress == snapshotCopying:

@@ -382,11 +382,18 @@ func (b *liveSandbox) move(ctx context.Context, s *Snapshot) error {
 	}
 	err := b.m.deps.Disks.Move(ctx, b.id, s.ID)
 	if err != nil {
-		// If it has moved files nevertheless, the sandbox goes on with them.
-		if moved, merr := b.m.deps.Disks.Moved(ctx, s.ID); merr == nil && !moved {
+		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopSlack)
+		defer cancel()
+		moved, merr := b.m.deps.Disks.Moved(asking, s.ID)
+		if merr != nil {
+			b.unsettled = new(*s)
+			return errors.Join(err, merr)
+		}
+		if !moved {
 			s.Progress = snapshotCopying
 			return err
 		}
+		// The sandbox goes on with the files that were moved.
 	}
 	b.based(s.ID)
 	if serr := b.save(ctx); serr != nil {
@@ -394,6 +401,31 @@ func (b *liveSandbox) move(ctx context.Context, s *Snapshot) error {
 		err = errors.Join(err, serr)
 	}
 	return err
+}
+
+// settleMove completes a snapshot of b whose Move was interrupted, and bases the sandbox on it if it has the sandbox's files.
+// If it has none, settleMove deletes it. A nil b was destroyed. Needs the transition lock, or that the Manager starts.
+func (m *Manager) settleMove(ctx context.Context, b *liveSandbox, s Snapshot) error {
+	moved, err := m.deps.Disks.Moved(ctx, s.ID)
+	if err != nil {
+		return fmt.Errorf("complete snapshot %s: %w", s.ID, err)
+	}
+	s.Progress = snapshotDeleted
+	if moved {
+		if !s.Temporary {
+			s.Progress = snapshotDone
+		}
+		if b != nil && b.view.Load().Snapshot == s.Parent && !b.view.Load().Rebase { // it has no other disk since
+			err := b.changeSaved(ctx,
+				func(sb *Sandbox) { sb.Snapshot, sb.Rebase = s.ID, true },
+				func(sb *Sandbox) { sb.Snapshot, sb.Rebase = s.Parent, false })
+			if err != nil {
+				return err
+			}
+			b.emptyDisk()
+		}
+	}
+	return m.putSnapshot(ctx, s)
 }
 
 // based makes a snapshot that has the sandbox's files the base of its disk. Its container is replaced by one that
@@ -406,6 +438,13 @@ func (b *liveSandbox) based(id SnapshotID) {
 // rebase replaces the container of a sandbox whose disk begins again, as its image or a snapshot.
 // Needs the transition lock of a sandbox that is stopped.
 func (b *liveSandbox) rebase(ctx context.Context) error {
+	if b.unsettled != nil { // before anything is discarded
+		if err := b.m.settleMove(ctx, b, *b.unsettled); err != nil {
+			return err
+		}
+		b.unsettled = nil
+		b.m.collectSoon()
+	}
 	sb := b.sandbox()
 	if !sb.Rebase {
 		return nil

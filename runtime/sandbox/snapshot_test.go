@@ -201,6 +201,49 @@ func TestFailedSnapshotOnAFullDiskLeavesNothing(t *testing.T) {
 	}
 }
 
+// The helper that moves the disk of a stopped sandbox ends before or after that, and the node cannot ask the next one
+// about it at once.
+func TestInterruptedMoveKeepsTheFiles(t *testing.T) {
+	for _, end := range []string{"move", "end_move"} {
+		for name, next := range map[string]func(*testing.T, *sandboxtest.Node){
+			"wake":  func(*testing.T, *sandboxtest.Node) {},
+			"crash": func(t *testing.T, n *sandboxtest.Node) { n.Crash(t, func() {}) },
+		} {
+			t.Run(end+", then "+name, func(t *testing.T) {
+				n := sandboxtest.Open(t, nil)
+				id := newDisk(t, n, "box")
+				stopped(t, n, id)
+				failed := errors.New("the helper ended")
+				n.Disks.FailOnce(end, failed)
+				n.Disks.FailOnce("moved", failed)
+				_, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{Name: "s"})
+				testkit.ErrorIs(t, "CreateSnapshot", err, failed)
+				next(t, n)
+				wantFiles(t, n, id, map[string]string{"a": "1"})
+				if end == "move" {
+					wantSnapshots(t, n, 0)
+					snapshotOf(t, n, id, "s") // the name is free
+				}
+			})
+		}
+	}
+}
+
+func TestUnsettledMoveKeepsTheSandboxStopped(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	stopped(t, n, id)
+	failed := errors.New("the helper ended")
+	n.Disks.FailOnce("move", failed)
+	n.Disks.Fail("moved", failed)
+	_, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{})
+	testkit.ErrorIs(t, "CreateSnapshot", err, failed)
+	_, err = n.Manager.Wake(t.Context(), id)
+	testkit.ErrorIs(t, "Wake", err, failed)
+	n.Disks.Fail("moved", nil)
+	wantFiles(t, n, id, map[string]string{"a": "1"})
+}
+
 func TestCrashDuringASnapshotLeavesNothing(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	id := newDisk(t, n, "box")

@@ -15,7 +15,7 @@ import (
 
 // Disks is a sandbox.Disks of an Engine's containers, whose disks are maps. It can be made to
 // fail and to hang, by operation: "repair", "sync", "prefetch", "capture", "publish", "stage", "overlay", "move",
-// "discard", "delete", "export", "measure", "usage", "space". It has one file system, of 1 TiB and 100 million inodes, where
+// "end_move", which fails after the move, "moved", "discard", "delete", "export", "measure", "usage", "space". It has one file system, of 1 TiB and 100 million inodes, where
 // nothing but its containers uses any unless a test changes that.
 type Disks struct {
 	Faults
@@ -269,16 +269,19 @@ func (d *Disks) Move(ctx context.Context, id sandbox.ID, snapshot sandbox.Snapsh
 	return d.onIdleDisk(ctx, "move", id, func(c *container) error {
 		d.add(c, snapshot, true)
 		c.empty()
-		return nil
+		return d.begin(ctx, "end_move")
 	})
 }
 
 // Moved implements sandbox.Disks.
 func (d *Disks) Moved(ctx context.Context, snapshot sandbox.SnapshotID) (bool, error) {
+	if err := d.begin(ctx, "moved"); err != nil {
+		return false, err
+	}
 	d.engine.mu.Lock()
 	defer d.engine.mu.Unlock()
 	s := d.engine.snapshots[sandbox.SnapshotRef(snapshot)]
-	return s != nil && s.published, ctx.Err()
+	return s != nil && s.published, nil
 }
 
 // Repair implements sandbox.Disks.
