@@ -149,8 +149,8 @@ func limitProcesses(pid int, limit int64) error {
 // removes the runtime's state.
 const settleLimit = 10 * time.Second
 
-// settle makes Podman notice that a container has ended which it records as running. It
-// does not change a running container.
+// settle makes Podman notice that a container has ended which it records as running, or as about to run: of a
+// service that was killed during a start. It does not change a running container.
 func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
 	limited, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
@@ -159,7 +159,7 @@ func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
 		if err != nil {
 			return err
 		}
-		if stateOf(data.State.Status) != sandbox.ContainerRunning {
+		if stateOf(data.State.Status) != sandbox.ContainerRunning && data.State.Status != initialized {
 			return nil
 		}
 		if runs, err := isFirstProcess(data.State.Pid, data.ID); runs || err != nil {
@@ -369,6 +369,9 @@ func (e *Engine) known(id sandbox.ID, err error) error {
 	return fmt.Errorf("%w: %v", sandbox.ErrNoContainer, err)
 }
 
+// initialized is Podman's state of a container whose first process waits for its start.
+const initialized = "initialized"
+
 // stateOf converts a state of Podman.
 func stateOf(s string) sandbox.ContainerState {
 	switch s {
@@ -376,7 +379,7 @@ func stateOf(s string) sandbox.ContainerState {
 		return sandbox.ContainerRunning
 	case "paused":
 		return sandbox.ContainerPaused
-	case "created", "configured", "initialized":
+	case "created", "configured", initialized:
 		return sandbox.ContainerCreated
 	}
 	return sandbox.ContainerExited // exited, stopped, removing, dead

@@ -186,6 +186,25 @@ func TestContainerWhoseConmonWasKilled(t *testing.T) {
 	}
 }
 
+// A service that was killed during a start leaves such a container, whose processes the node kills.
+func TestStartOfAnInitializedContainerWhoseProcessesWereKilled(t *testing.T) {
+	n := open(t)
+	b := n.boot(t, baseImage)
+	ctx := testkit.Context(t)
+	testkit.NoError(t, "stop", n.Engine.Stop(ctx, b.ID, 0))
+	if out, err := exec.Command("podman", "init", ContainerName(b.ID)).CombinedOutput(); err != nil {
+		t.Fatalf("podman init: %v: %s", err, out)
+	}
+	data, err := n.inspect(ctx, b.ID)
+	testkit.NoError(t, "inspect", err)
+	testkit.NoError(t, "kill conmon", syscall.Kill(data.State.ConmonPid, syscall.SIGKILL))
+	n.kill(t, data.State.Pid)
+	b.start()
+	if out := b.must("echo alive"); out != "alive" {
+		t.Errorf("after the start: %q", out)
+	}
+}
+
 func TestRemoveWorksWithoutConmon(t *testing.T) {
 	n := open(t)
 	b := n.boot(t, baseImage)
