@@ -201,8 +201,7 @@ func TestFailedSnapshotOnAFullDiskLeavesNothing(t *testing.T) {
 	}
 }
 
-// The helper that moves the disk of a stopped sandbox ends before or after that, and the node cannot ask the next one
-// about it at once.
+// The helper that moves the disk of a stopped sandbox ends before or after that, and the next helper does not respond.
 func TestInterruptedMoveKeepsTheFiles(t *testing.T) {
 	for _, end := range []string{"move", "end_move"} {
 		for name, next := range map[string]func(*testing.T, *sandboxtest.Node){

@@ -252,6 +252,7 @@ func (n *node) interrupt(t *testing.T, delay time.Duration, run func(context.Con
 // TestKilledProcessesLeaveWholeSnapshots kills the processes of the node at moments that are spread over the duration of each
 // operation.
 func TestKilledProcessesLeaveWholeSnapshots(t *testing.T) {
+	t.Parallel() // it mostly waits
 	n := ownNode(t)
 	before := n.remains(t)
 	for name, o := range diskOperations {
