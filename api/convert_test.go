@@ -104,7 +104,7 @@ func TestConversionsUseEachField(t *testing.T) {
 	if diff := cmp.Diff(map[string]string{"a": "1", "c": "2", "d": "2"}, merged); diff != "" {
 		t.Errorf("the environment (-want +got):\n%s", diff)
 	}
-	checkFieldsUsed(t, a.sandboxOf, "Env", "EnvChanges", "Limits", "Terminals", "Sessions", "Contexts", "Warm", "Declared", "StartedAt", "Listening", "CreatedFrom", "Rebase", "Mounts",
+	checkFieldsUsed(t, a.sandboxOf, "Env", "EnvChanges", "Limits", "Terminals", "Sessions", "Contexts", "Warm", "Declared", "StartedAt", "Listening", "CreatedFrom", "Rebase", "Mounts", "StaleArchives",
 		"Disk", "DiskAllowance", "DiskStops")
 	checkFieldsUsed(t, terminalOf)
 	checkFieldsUsed(t, func(l guest.Listening) types.ListeningPort { return *listeningOf(&l) })

@@ -28,7 +28,7 @@ func TestMountCommands(t *testing.T) {
 		t.Errorf("got %q", out)
 	}
 	r.refused("mount_not_found: ", "mount", "rm", "shop", dir+"/a")
-	if out := r.ok("history", "shop"); !regexp.MustCompile(`mounted +- +- +bucket data at ` + dir + `/a\n(.*\n)*.*unmounted +- +- +bucket data at ` + dir + `/a\n`).MatchString(out) {
+	if out := r.ok("history", "shop"); !regexp.MustCompile(`mounted +[0-9]\S* +- +bucket data at ` + dir + `/a\n(.*\n)*.*unmounted +[0-9]\S* +- +bucket data at ` + dir + `/a\n`).MatchString(out) {
 		t.Errorf("got %q", out)
 	}
 }
