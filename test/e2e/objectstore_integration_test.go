@@ -685,7 +685,6 @@ func TestBackupRestoreOfAKilledNode(t *testing.T) {
 
 // TestFaultsOfTheObjectStore: each fault has a message with a remedy, and the sandboxes stay as they are.
 func TestFaultsOfTheObjectStore(t *testing.T) {
-	t.Parallel() // it mostly waits
 	n := newBackupNode(t)
 	b, archived := n.newBox(t), n.newBox(t)
 	b.exec("echo own >/srv/own; head -c 1M /dev/urandom >/srv/random")
