@@ -136,7 +136,8 @@ func (m *mount) localNode(key string) *node {
 	return nil
 }
 
-// withNode calls enter, which calls enterReserved for a new node, if the kernel may know another node.
+// withNode reserves one of the nodes that the kernel may know, and calls enter, which uses it by enterReserved. It returns
+// ENFILE if there are too many.
 func (m *mount) withNode(enter func() fuse.Status) fuse.Status {
 	m.pruneIfScarce()
 	if !m.share.nodes.acquire(1) {
