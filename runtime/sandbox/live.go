@@ -54,7 +54,8 @@ type liveSandbox struct {
 	// diskLost: the container was made again since the sandbox last ran. Guarded by
 	// transition.
 	diskLost bool
-	// unsettled is a snapshot whose Move failed and may have moved the files; nil: none. Guarded by transition.
+	// unsettled is a snapshot that failed and may have the files, until rebase settles it; nil: none. Guarded by
+	// transition.
 	unsettled *Snapshot
 
 	names []nameKey // under which it is found; guarded by Manager.mu

@@ -378,27 +378,25 @@ func (b *liveSandbox) thawAfterCopy(ctx context.Context) error {
 func (b *liveSandbox) move(ctx context.Context, s *Snapshot) error {
 	s.Progress = snapshotMoving
 	if err := b.m.putSnapshot(ctx, *s); err != nil {
+		s.Progress = snapshotCopying // dropSnapshot removes it
 		return err
 	}
-	err := b.m.deps.Disks.Move(ctx, b.id, s.ID)
-	if err != nil {
+	if err := b.m.deps.Disks.Move(ctx, b.id, s.ID); err != nil {
 		asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopSlack)
 		defer cancel()
 		moved, merr := b.m.deps.Disks.Moved(asking, s.ID)
-		if merr != nil {
-			b.unsettled = new(*s)
-			return errors.Join(err, merr)
-		}
-		if !moved {
+		if merr == nil && !moved {
 			s.Progress = snapshotCopying
 			return err
 		}
-		// The sandbox goes on with the files that were moved.
+		b.unsettled = new(*s)
+		return errors.Join(err, merr)
 	}
 	b.based(s.ID)
-	if serr := b.save(ctx); serr != nil {
+	err := b.save(ctx)
+	if err != nil {
 		b.m.journal.dirty(b)
-		err = errors.Join(err, serr)
+		b.unsettled = new(*s)
 	}
 	return err
 }

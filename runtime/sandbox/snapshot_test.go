@@ -228,6 +228,27 @@ func TestInterruptedMoveKeepsTheFiles(t *testing.T) {
 	}
 }
 
+func TestRefusedRecordOfAMoveFreesTheName(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	stopped(t, n, id)
+	puts := 0
+	n.Store.Hook(func(operation string, _ []sandbox.Event) error {
+		if operation == "put_snapshot" {
+			puts++
+		}
+		if puts == 2 { // the first one reserves the name
+			return sandbox.ErrStoreFull
+		}
+		return nil
+	})
+	_, err := n.Manager.CreateSnapshot(t.Context(), id, sandbox.SnapshotRequest{Name: "s"})
+	testkit.ErrorIs(t, "CreateSnapshot", err, sandbox.ErrStoreFull)
+	n.Store.Hook(nil)
+	snapshotOf(t, n, id, "s")
+	wantFiles(t, n, id, map[string]string{"a": "1"})
+}
+
 func TestUnsettledMoveKeepsTheSandboxStopped(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	id := newDisk(t, n, "box")
