@@ -195,57 +195,42 @@ func processes(name, text string) (pids []int) {
 	return pids
 }
 
-// moment is a process and when it is killed: after a part of the duration of the operation. At 0, the disk helper is killed
-// whenever it runs, so that the operation fails.
+// moment is a process and when it is killed: after a part of the duration of the operation. At 0, the kill surely hits the
+// operation, which waits for the disk helper. Later, the operation may have ended.
 type moment struct {
 	victim string
 	part   float64
 }
 
 var moments = []moment{
-	{"node", 0.25}, {"node", 0.5}, {"node", 0.75}, {"disk helper", 0}, {"disk helper", 0.3}, {"disk helper", 0.7}, {"podman", 0.4}, {"podman", 0.8}, {"guest", 0.5},
-	{"monitor", 0.5},
+	{"node", 0}, {"node", 0.25}, {"node", 0.5}, {"node", 0.75}, {"disk helper", 0}, {"disk helper", 0.3}, {"disk helper", 0.7},
+	{"podman", 0}, {"podman", 0.4}, {"podman", 0.8}, {"guest", 0}, {"guest", 0.5}, {"monitor", 0}, {"monitor", 0.5},
 }
 
-// interrupt runs an operation and kills processes after a part of it. The operation cannot end before the kill, because
-// the disk helper, which it needs, is suspended meanwhile; unless it has ended already, and nothing is killed. With the
-// delay 0, the disk helper is suspended before the operation begins. If again is true, it kills until the operation ends.
-func (n *node) interrupt(t *testing.T, delay time.Duration, run func(context.Context) error, kill func() int, again bool) (killed int, err error) {
+// interrupt runs an operation and kills processes after a delay, unless the operation has ended. With the delay 0 it cannot
+// end before, because the disk helper, which it needs, is suspended until the kill. It returns the number of processes
+// killed.
+func (n *node) interrupt(t *testing.T, delay time.Duration, run func(context.Context) error, kill func() int) (killed int, err error) {
 	t.Helper()
 	var helpers []int
-	suspend := func() {
+	if delay == 0 {
 		helpers = n.diskHelpers()
 		if signal(helpers, syscall.SIGSTOP) == 0 {
 			t.Error("the node has no disk helper")
 		}
-	}
-	if delay == 0 {
-		suspend()
+		defer signal(helpers, syscall.SIGCONT)
 	}
 	requested, ended := make(chan struct{}), make(chan error, 1)
 	ctx := httptrace.WithClientTrace(testkit.Context(t), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { close(requested) }})
 	go func() { ended <- run(ctx) }()
 	testkit.Closed(t, "the request", requested)
-	if delay > 0 {
-		time.Sleep(delay) // chooses the moment; the checks hold for each
-		suspend()
-	}
-	defer signal(helpers, syscall.SIGCONT)
 	select {
 	case err := <-ended:
 		return 0, err
-	default:
+	case <-time.After(delay):
 	}
 	killed = kill()
 	signal(helpers, syscall.SIGCONT)
-	for again {
-		select {
-		case err := <-ended:
-			return killed, err
-		case <-time.After(time.Millisecond):
-			kill()
-		}
-	}
 	return killed, testkit.Receive(t, "the end of the operation", ended)
 }
 
@@ -261,51 +246,42 @@ func TestKilledProcessesLeaveWholeSnapshots(t *testing.T) {
 			if (o.state != types.StateRunning || name == "restore") && (at.victim == "guest" || at.victim == "monitor") {
 				continue
 			}
-			// An operation that ends before its moment is repeated with an earlier one.
-			for killed, last := 0, false; killed == 0 && !last; at.part /= 2 {
-				last = at.part < 0.05
-				t.Run(fmt.Sprintf("%s/%s at %.0f %%", name, at.victim, 100*at.part), func(t *testing.T) {
-					b := n.newBox(t)
-					b.exec("mkdir /srv/files; cd /srv/files; seq 300 | xargs -n 20 touch; echo snapshot >/srv/which")
-					b.startWriter()
-					records := b.acknowledged()
-					if name == "restore" {
-						b.must(createSnapshot(testkit.Context(t), n, b))
-						b.exec("echo own >/srv/which")
-					}
-					b.enter(o.state)
+			t.Run(fmt.Sprintf("%s/%s at %.0f %%", name, at.victim, 100*at.part), func(t *testing.T) {
+				b := n.newBox(t)
+				b.exec("mkdir /srv/files; cd /srv/files; seq 300 | xargs -n 20 touch; echo snapshot >/srv/which")
+				b.startWriter()
+				records := b.acknowledged()
+				if name == "restore" {
+					b.must(createSnapshot(testkit.Context(t), n, b))
+					b.exec("echo own >/srv/which")
+				}
+				b.enter(o.state)
+				run := func(ctx context.Context) error { return o.run(ctx, n, b) }
+				var err error
+				if at.victim == "" {
 					began := time.Now()
-					run := func(ctx context.Context) error { return o.run(ctx, n, b) }
-					if at.victim == "" {
-						b.must(run(testkit.Context(t)))
-						took, killed = time.Since(began), 1
-						o.check(t, n, b, false, records)
-					} else {
-						delay := time.Duration(float64(took) * at.part)
-						if last {
-							delay = 0
-						}
-						always := at.victim == "disk helper" && at.part == 0
-						var err error
-						killed, err = n.interrupt(t, delay, run, func() int { return victims[at.victim](n, b) }, always)
-						if killed == 0 && last {
-							t.Errorf("no %s was killed", at.victim)
-						}
-						if err == nil && (always || at.victim == "node" && killed > 0) {
+					b.must(run(testkit.Context(t)))
+					took = time.Since(began)
+				} else {
+					var killed int
+					killed, err = n.interrupt(t, time.Duration(float64(took)*at.part), run, func() int { return victims[at.victim](n, b) })
+					if at.part == 0 && killed == 0 {
+						t.Errorf("no %s was killed", at.victim)
+					}
+					if at.victim == "node" && killed > 0 {
+						if at.part == 0 && err == nil {
 							t.Error("the operation succeeded")
 						}
-						if at.victim == "node" && killed > 0 {
-							b.must(n.Start())
-						}
-						o.check(t, n, b, err != nil, records)
+						b.must(n.Start())
 					}
-					b.must(n.API.Delete(testkit.Context(t), b.id))
-				})
-				if t.Failed() {
-					return
 				}
-				n.awaitRemains(t, before)
+				o.check(t, n, b, err != nil, records)
+				b.must(n.API.Delete(testkit.Context(t), b.id))
+			})
+			if t.Failed() {
+				return
 			}
+			n.awaitRemains(t, before)
 		}
 	}
 }
