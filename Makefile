@@ -121,10 +121,9 @@ tags: ## the build tags, for GOFLAGS
 check: prose ## gofmt, go vet, the language, and the client for other systems
 	@unformatted=$$(git ls-files -z --cached --others --exclude-standard -- '*.go' | xargs -0 gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
-	CGO_ENABLED=0 go vet -trimpath -buildvcs=false -tags "integration clients mounts $(TAGS)" ./...
+	go vet -race -tags "integration clients mounts $(TAGS)" ./... # compiled like the unit tests
 	GOOS=wasip1 GOARCH=wasm go vet ./policies/sdk/internal/abi
-	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
-	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
+	CGO_ENABLED=0 go run $(COMPILE) ./internal/typecheck ./cmd/doze darwin/arm64 windows/amd64
 
 openapi: ## docs/openapi.json, after a change of the API
 	go test -count=1 -run TestDocumentIsCommitted -tags "$(TAGS)" ./api -update
@@ -141,17 +140,17 @@ xterm: ## api/terminalpage/assets/xterm, after a change of the versions in its p
 pictures: ## docs/pictures/*.svg, from their sources in *.txt
 	cd docs/pictures && GOFLAGS= go run .
 
-# Compiled before and run one package at a time: a test that has a core to itself
+# Compiled before and run two packages at a time: a test that has a core to itself
 # fails only for a reason of its own. Tests that wait most of the time are parallel.
 # `make check` vets them.
 test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestName
 	go list -export -test -race -tags "$(TAGS)" $(PACKAGES) >/dev/null
-	go test -vet=off -race -p 1 -parallel 8 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
+	go test -vet=off -race -p 2 -parallel 8 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
 	$(if $(filter ./...,$(PACKAGES)),CGO_ENABLED=0 go test -vet=off -p 1 -timeout 10m -run '^TestMemory' $(COMPILE) $(MEMORY)) # without -race, which changes figures
 
 test-mounts: ## copies of disks on ext4, XFS and Btrfs: wants root or sudo, and loop devices
 	@packaging/host/setup --with-tests
-	CGO_ENABLED=0 go test -vet=off -count=1 -run 'FileSystem|ShiftOwners' -tags "mounts $(TAGS)" -exec '$(CURDIR)/packaging/host/as-root' ./runtime/disk/tree
+	go test -vet=off -race -count=1 -run 'FileSystem|ShiftOwners' -tags "mounts $(TAGS)" -exec '$(CURDIR)/packaging/host/as-root' ./runtime/disk/tree
 
 # Has users and storage of its own, and programs of its own, too, so that it can run in parallel with other tests.
 test-disks test-power: TEST_HOME := $(TEST_HOME)-disks
