@@ -133,21 +133,24 @@ func (r *Repository) checkRedirect(req *http.Request, via []*http.Request) error
 
 // connect finds out whether the registry speaks HTTPS or, if permitted, HTTP.
 func (r *Repository) connect(ctx context.Context, c *http.Client) error {
-	err := retryUpload(ctx, func() error { return r.probe(ctx, c) })
+	probe := func() error { return r.probe(ctx, c) }
+	err := retryTemporary(ctx, probe)
 	_, distrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, responded := errors.AsType[*statusError](err)
-	if err == nil || ctx.Err() != nil || distrusted || responded {
-		return r.explain("connect to "+r.cfg.Reference.Registry, err)
-	}
-	if !r.cfg.SkipTLSVerify && !r.cfg.Reference.isLoopback() {
+	permitted := r.cfg.SkipTLSVerify || r.cfg.Reference.isLoopback()
+	if err == nil || ctx.Err() != nil || distrusted || responded || !permitted {
 		return r.explain("connect to "+r.cfg.Reference.Registry, err)
 	}
 	r.remote.PlainHTTP = true
-	if r.probe(ctx, c) != nil {
-		r.remote.PlainHTTP = false
-		return r.explain("connect to "+r.cfg.Reference.Registry, err)
+	if errors.Is(err, http.ErrSchemeMismatch) {
+		err = retryTemporary(ctx, probe)
+	} else if probe() == nil {
+		return nil
 	}
-	return nil
+	if err != nil {
+		r.remote.PlainHTTP = false
+	}
+	return r.explain("connect to "+r.cfg.Reference.Registry, err)
 }
 
 // statusError is a response of a server that is not a registry, or that fails.
@@ -239,7 +242,7 @@ func (r *Repository) Push(ctx context.Context, archive io.Reader) (Pushed, error
 		return Pushed{}, err
 	}
 	manifest := descriptor(v1.MediaTypeImageManifest, content)
-	err = retryUpload(ctx, func() error {
+	err = retryTemporary(ctx, func() error {
 		return r.remote.PushReference(ctx, manifest, bytes.NewReader(content), r.cfg.Reference.Tag)
 	})
 	if err != nil {
@@ -350,7 +353,7 @@ func (r *Repository) upload(ctx context.Context, blob v1.Descriptor, content fun
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
-	err = retryUpload(ctx, func() error {
+	err = retryTemporary(ctx, func() error {
 		exists, err := r.remote.Blobs().Exists(ctx, blob)
 		if exists || err != nil {
 			return err
@@ -362,10 +365,10 @@ func (r *Repository) upload(ctx context.Context, blob v1.Descriptor, content fun
 	return sent, r.explain("upload "+blob.Digest.String()+" to "+r.cfg.Reference.Registry, err)
 }
 
-// retryUpload calls upload again after temporary errors.
-func retryUpload(ctx context.Context, upload func() error) error {
+// retryTemporary calls f again after temporary errors.
+func retryTemporary(ctx context.Context, f func() error) error {
 	for attempt := 0; ; attempt++ {
-		err := upload()
+		err := f()
 		if err == nil || !isTemporary(err) || attempt == maxAttempts-1 {
 			return err
 		}

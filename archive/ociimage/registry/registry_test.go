@@ -79,6 +79,29 @@ func TestPlainHTTPNeedsLoopbackOrPermission(t *testing.T) {
 	}
 }
 
+// TestPlainHTTPIsTriedAgain: like HTTPS, after a connection that breaks off. Other failures are reported as they are.
+func TestPlainHTTPIsTriedAgain(t *testing.T) {
+	u := newUser(t)
+	var requests atomic.Int32
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if requests.Add(1) == 1 {
+			panic(http.ErrAbortHandler)
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	t.Cleanup(s.Close)
+	r, err := open(t, u, s, "127.0.0.1:5000", false)
+	testkit.NoError(t, "open", err)
+	r.Close()
+	if !r.remote.PlainHTTP || requests.Load() != 2 {
+		t.Errorf("HTTP %t, %d requests", r.remote.PlainHTTP, requests.Load())
+	}
+	_, err = open(t, u, serve(t, false, http.StatusNotFound), "127.0.0.1:5000", false)
+	if want := "127.0.0.1:5000 is not a registry: it responds 404"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("without a registry: %v, want %q", err, want)
+	}
+}
+
 func TestCertificatesAreVerified(t *testing.T) {
 	u := newUser(t)
 	const host = "example.com:5000" // the certificate has example.com
