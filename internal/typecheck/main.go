@@ -1,5 +1,5 @@
-// Command typecheck checks the types of a program and of all packages that it uses for other systems, without compiling
-// them, which would take minutes.
+// Command typecheck checks the types of a program and of all packages that it uses for other systems. Compiling them would
+// take minutes.
 package main
 
 import (
