@@ -106,15 +106,9 @@ func waitGone(t testing.TB, pid int) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	limit, _ := testkit.Context(t).Deadline()
-	for { // readable when it has ended, pidfd_open(2)
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(time.Until(limit).Milliseconds()))
-		if n > 0 {
-			return
-		}
-		if !errors.Is(err, unix.EINTR) {
-			t.Fatalf("process %d still runs: %v", pid, err)
-		}
+	// Readable when it has ended, pidfd_open(2).
+	if n, err := testkit.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, testkit.Patience); n != 1 || err != nil {
+		t.Fatalf("process %d still runs: %v", pid, err)
 	}
 }
 

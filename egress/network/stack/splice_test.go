@@ -127,7 +127,7 @@ func writable(t *testing.T, conn *net.TCPConn) bool {
 	}
 	n := 0
 	err = errors.Join(raw.Control(func(fd uintptr) {
-		n, err = poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
+		n, err = testkit.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
 	}), err)
 	if err != nil {
 		t.Fatal(err)

@@ -667,12 +667,12 @@ func TestConnectionWaitsForItsHandler(t *testing.T) {
 	fd := k.connect(t, somewhere)
 	defer unix.Close(fd)
 	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	if n, err := poll(events, 2500*time.Millisecond); n != 0 || err != nil { // longer than the first retransmission timeout
+	if n, err := testkit.Poll(events, 2500*time.Millisecond); n != 0 || err != nil { // longer than the first retransmission timeout
 		t.Errorf("it looks connected: %d, %v", n, err)
 	}
 	close(proceed)
 	server := <-conns
-	if n, err := poll(events, testkit.Patience); n != 1 || err != nil || events[0].Revents&unix.POLLERR != 0 {
+	if n, err := testkit.Poll(events, testkit.Patience); n != 1 || err != nil || events[0].Revents&unix.POLLERR != 0 {
 		t.Fatalf("it is not connected: %d, %v, %x", n, err, events[0].Revents)
 	}
 	if _, err := unix.Write(fd, []byte("x")); err != nil {
@@ -700,14 +700,4 @@ func TestAcceptFailsIfTheSandboxGaveUp(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	awaitNoConnections(t, s)
-}
-
-// poll is unix.Poll, which signals do not interrupt: the runtime sends them to preempt goroutines.
-func poll(events []unix.PollFd, timeout time.Duration) (int, error) {
-	for deadline := time.Now().Add(timeout); ; {
-		n, err := unix.Poll(events, max(0, int(time.Until(deadline).Milliseconds())))
-		if !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
-	}
 }

@@ -108,7 +108,7 @@ func (r *rig) disablePoll(dir string) {
 	r.put("poll", "x")
 	fd, err := unix.Open(filepath.Join(dir, "poll"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	testkit.NoError(r, "open", err)
-	_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	_, err = testkit.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 	testkit.NoError(r, "poll", err)
 	testkit.NoError(r, "close", unix.Close(fd))
 	testkit.NoError(r, "remove", r.client.RemoveObject(testkit.Context(r), r.s3.Bucket, prefix+"poll", minio.RemoveObjectOptions{}))

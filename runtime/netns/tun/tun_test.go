@@ -8,12 +8,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/netns/tun"
 	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestMain(m *testing.M) { tuntest.Main(m) }
@@ -146,7 +148,7 @@ func TestListenerAcceptsOnlyPacketsThatTheNodeWroteBack(t *testing.T) {
 			t.Errorf("connect: %v", err)
 		}
 		events := []unix.PollFd{{Fd: int32(client), Events: unix.POLLOUT}, {Fd: int32(listener), Events: unix.POLLIN}}
-		if n, err := unix.Poll(events, 200); n != 0 || err != nil {
+		if n, err := testkit.Poll(events, 200*time.Millisecond); n != 0 || err != nil {
 			t.Errorf("something was connected: %+v, %v", events, err)
 		}
 	})
