@@ -186,11 +186,9 @@ func TestKilledProcessesLeaveWholeArchivesAndBackups(t *testing.T) {
 	before := n.remains(t)
 	killBackupHelper := func(*node, *box) int { return signal(n.backupHelpers(), syscall.SIGKILL) }
 	for name, o := range transfers {
-		processes := []string{"backup helper", "disk helper"}
-		if name == "backup" { // of a running sandbox, which continues to run without Podman's service
+		processes := []string{"backup helper", "disk helper", "podman"}
+		if name == "backup" || name == "restore" { // of a running sandbox
 			processes = append(processes, "guest", "monitor")
-		} else {
-			processes = append(processes, "podman")
 		}
 		for i, victim := range processes {
 			request := i % len(o.during)

@@ -203,8 +203,8 @@ type moment struct {
 }
 
 var moments = []moment{
-	{"node", 0}, {"disk helper", 0}, {"podman", 0}, {"guest", 0}, {"monitor", 0},
-	{"node", 0.25}, {"node", 0.7}, {"disk helper", 0.5}, {"podman", 0.5},
+	{"node", 0}, {"node", 0.25}, {"node", 0.5}, {"node", 0.75}, {"disk helper", 0}, {"disk helper", 0.3}, {"disk helper", 0.7},
+	{"podman", 0}, {"podman", 0.4}, {"podman", 0.8}, {"guest", 0}, {"guest", 0.5}, {"monitor", 0}, {"monitor", 0.5},
 }
 
 // interrupt runs an operation and kills processes after a delay, unless the operation has ended. With the delay 0 it cannot

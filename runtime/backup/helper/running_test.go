@@ -161,7 +161,7 @@ func TestDiskThatChangesDuringPasses(t *testing.T) {
 		change(top, random)
 	}
 	settle(t)
-	for round := range 2 {
+	for round := range 4 {
 		stop, running := make(chan chan struct{}), make(chan struct{})
 		end, cancel := context.WithCancel(t.Context())
 		go func() {
