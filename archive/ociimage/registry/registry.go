@@ -142,13 +142,13 @@ func (r *Repository) connect(ctx context.Context, c *http.Client) error {
 		return r.explain("connect to "+r.cfg.Reference.Registry, err)
 	}
 	r.remote.PlainHTTP = true
-	if errors.Is(err, http.ErrSchemeMismatch) {
-		err = retryTemporary(ctx, probe)
-	} else if probe() == nil {
+	plain := retryTemporary(ctx, probe)
+	if plain == nil {
 		return nil
 	}
-	if err != nil {
-		r.remote.PlainHTTP = false
+	r.remote.PlainHTTP = false
+	if errors.Is(err, http.ErrSchemeMismatch) { // it speaks HTTP
+		err = plain
 	}
 	return r.explain("connect to "+r.cfg.Reference.Registry, err)
 }
