@@ -1,5 +1,5 @@
-// Command typecheck checks the types of a program and of all packages that it uses for other systems. Compiling them would
-// take minutes.
+// Command typecheck finds type errors that a program and its dependencies have on other systems. It does not compile them,
+// which would take minutes.
 package main
 
 import (
@@ -17,13 +17,13 @@ func main() {
 	}
 	for _, system := range os.Args[2:] {
 		if err := check(os.Args[1], system); err != nil {
-			fmt.Fprintf(os.Stderr, "typecheck: for %s: %v\n", system, err)
+			fmt.Fprintf(os.Stderr, "typecheck: %s: %v\n", system, err)
 			os.Exit(1)
 		}
 	}
 }
 
-// check checks a package and all that it imports for a system, such as linux/arm64. It prints the errors that it finds.
+// check prints the errors that a package and its dependencies have on a system, such as linux/arm64.
 func check(name, system string) error {
 	goos, goarch, ok := strings.Cut(system, "/")
 	if !ok {
