@@ -135,9 +135,6 @@ func (m *Manager) expireSnapshots(ctx context.Context, list []Snapshot) {
 	}
 }
 
-// snapshotCheck is how often snapshots are checked for their age.
-const snapshotCheck = time.Minute
-
 // maintainSnapshots deletes snapshots that have reached their age, and retries what collect could
 // not remove, until ctx ends. The Manager owns its goroutine.
 func (m *Manager) maintainSnapshots(ctx context.Context) {
@@ -147,7 +144,7 @@ func (m *Manager) maintainSnapshots(ctx context.Context) {
 			return s.Progress == snapshotDone && !s.ExpiresAt.IsZero() && now.After(s.ExpiresAt)
 		}))
 		m.collect(ctx)
-		if pause(ctx, snapshotCheck) != nil {
+		if pause(ctx, m.config().SnapshotInterval) != nil {
 			return
 		}
 	}

@@ -50,6 +50,8 @@ type Config struct {
 	DiskReserve int64
 	// DiskInterval is how often the free space is read.
 	DiskInterval time.Duration
+	// SnapshotInterval is how often the age of snapshots is checked.
+	SnapshotInterval time.Duration
 
 	// WakeTimeout bounds one wake; the callers that wait may stop waiting earlier.
 	WakeTimeout time.Duration
@@ -85,11 +87,12 @@ func DefaultConfig() Config {
 		// reserve of a machine with 20 GB.
 		MemoryInterval: time.Second,
 		// Reading takes 50 µs. Between two reads, a disk with 2 GB/s receives at most 2 GB.
-		DiskInterval:  time.Second,
-		WakeTimeout:   time.Minute,
-		CreateTimeout: 15 * time.Minute,
-		StopGrace:     10 * time.Second,
-		MaxSandboxes:  20_000,
+		DiskInterval:     time.Second,
+		SnapshotInterval: time.Minute,
+		WakeTimeout:      time.Minute,
+		CreateTimeout:    15 * time.Minute,
+		StopGrace:        10 * time.Second,
+		MaxSandboxes:     20_000,
 		// A page and its assets make about 100 concurrent requests; a burst of
 		// 1,000 visitors to one sleeping sandbox must all get a response.
 		MaxWaiters:           16_384,
@@ -151,7 +154,8 @@ func (c Config) Validate() error {
 		value int64
 	}{{"wake_timeout", int64(c.WakeTimeout)}, {"create_timeout", int64(c.CreateTimeout)}, {"max_sandboxes", int64(c.MaxSandboxes)},
 		{"max_waiters", int64(c.MaxWaiters)}, {"max_waiters_per_sandbox", int64(c.MaxWaitersPerSandbox)},
-		{"memory_interval", int64(c.MemoryInterval)}, {"disk_interval", int64(c.DiskInterval)}} {
+		{"memory_interval", int64(c.MemoryInterval)}, {"disk_interval", int64(c.DiskInterval)},
+		{"snapshot_interval", int64(c.SnapshotInterval)}} {
 		if n.value <= 0 {
 			return &InvalidError{Field: n.field, Reason: "is not positive", Want: "leave it out for the default"}
 		}

@@ -170,7 +170,7 @@ func TestDiskReportHasTheLayersOfADisk(t *testing.T) {
 	}
 	bases("the layers are measured")
 	mustWake(t, n, id)
-	testkit.Eventually(t, "only the last one is in use", func() bool { n.Manager.CollectSnapshots(); return n.Engine.Snapshots() == 1 })
+	testkit.Eventually(t, "only the last one is in use", func() bool { return n.Engine.Snapshots() == 1 })
 	bases("the layers are counted")
 	n.Crash(t, func() {})
 	bases("the layers are counted after a start of the node")

@@ -470,7 +470,9 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 		return fmt.Errorf("create its container from %s: %w", sb.diskRef(), err)
 	}
 	// Before anything is written to the new disk: another rebase would discard that.
-	return b.changeSaved(ctx, func(sb *Sandbox) { sb.Rebase = false }, func(sb *Sandbox) { sb.Rebase = true })
+	err = b.changeSaved(ctx, func(sb *Sandbox) { sb.Rebase = false }, func(sb *Sandbox) { sb.Rebase = true })
+	b.m.collectSoon() // the removed container may have been the last that was based on a deleted snapshot
+	return err
 }
 
 // Restore replaces the disk of a sandbox by a snapshot of the same owner and returns the sandbox.
@@ -548,7 +550,6 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool, ev
 	}
 	ev.Type, ev.Bytes, ev.DurationMS = EventRestored, s.Usage.Bytes, milliseconds(time.Since(start))
 	b.emit(ev)
-	b.m.collectSoon()
 	return ran, nil
 }
 

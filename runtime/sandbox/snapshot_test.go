@@ -448,6 +448,27 @@ func TestDeletedSnapshotIsRemovedAfterItsLastSandbox(t *testing.T) {
 	testkit.Eventually(t, "it is removed", func() bool { return n.Engine.Snapshots() == 0 })
 }
 
+// TestDeletedSnapshotIsRemovedWithTheContainerThatWasBasedOnIt: not at the next regular check.
+func TestDeletedSnapshotIsRemovedWithTheContainerThatWasBasedOnIt(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := newDisk(t, n, "box")
+	old := snapshotOf(t, n, id, "")
+	_, err := n.Manager.Restore(t.Context(), id, old.ID, false)
+	testkit.NoError(t, "Restore", err)
+	s := snapshotOf(t, n, id, "")
+	stopped(t, n, id)
+	_, err = n.Manager.Restore(t.Context(), id, s.ID, false)
+	testkit.NoError(t, "Restore", err)
+	release := n.Disks.Block("delete")
+	testkit.NoError(t, "DeleteSnapshot", n.Manager.DeleteSnapshot(t.Context(), owner, old.ID))
+	n.Disks.AwaitBlocked(t, "delete")
+	release()
+	n.Manager.CollectSnapshots() // after the collection of the deletion
+	testkit.Diff(t, "snapshots before the start", n.Engine.Snapshots(), 2)
+	mustWake(t, n, id)
+	testkit.Eventually(t, "it is removed", func() bool { return n.Engine.Snapshots() == 1 })
+}
+
 func TestForkThatFailsLeavesNothing(t *testing.T) {
 	n := sandboxtest.Open(t, func(cfg *sandbox.Config) { cfg.MaxSandboxes = 3 })
 	id := newDisk(t, n, "box")

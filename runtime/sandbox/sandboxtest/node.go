@@ -47,8 +47,8 @@ func New(t testing.TB) *sandbox.Manager { return Open(t, nil).Manager }
 
 // Open returns a started Node that is closed with the test; configure may
 // change its configuration and may be nil. Sandboxes do not sleep by
-// themselves unless it sets SleepAfter, and the memory is not read by itself unless it sets
-// MemoryInterval.
+// themselves unless it sets SleepAfter. Memory, disks and the age of snapshots are not checked by themselves
+// unless it sets their intervals.
 func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	t.Helper()
 	n := Prepare(t, configure)
@@ -76,6 +76,7 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 	cfg.SleepAfter, cfg.StopAfter = 0, 0
 	cfg.MemoryInterval = time.Hour // see Manager.Relieve
 	cfg.DiskInterval = time.Hour   // see Manager.WatchDisks
+	cfg.SnapshotInterval = time.Hour
 	if configure != nil {
 		configure(&cfg)
 	}
