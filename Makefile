@@ -105,7 +105,7 @@ bench-disks: build setup ## snapshots, forks, restores and backups on file syste
 	@mkdir -p build && chmod 1777 build # written by the users of the benchmarks
 	@for type in $(or $(FILESYSTEMS),ext4 xfs btrfs); do \
 		rm -f build/bench-$$type.json; \
-		packaging/host/as-root test/filesystem/run $$type 24 $(TEST_HOME)/bin bench -bin bin -only snapshot,backup -json build/bench-$$type.json $(BENCH) || exit 1; \
+		packaging/host/as-root test/filesystem/run $$type 24 $(TEST_HOME)/bin bench -only snapshot,backup -json build/bench-$$type.json $(BENCH) || exit 1; \
 	done
 
 soak: build setup ## build the image full and check it; work on a node for DURATION (15m) and report resources that it does not release; losses of power

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -164,7 +165,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	bin := flag.String("bin", "bin", "folder of doze's programs and of this one")
+	bin := flag.String("bin", cmp.Or(os.Getenv("DOZE_BIN"), "bin"), "folder of doze's programs and of this one")
 	out := flag.String("json", "build/bench.json", "file that gets the figures as JSON")
 	only := flag.String("only", "", "measure these figures alone, separated by commas")
 	quick := flag.Bool("quick", false, "few repetitions: shows that the figures can be measured, not what they are")
