@@ -434,8 +434,6 @@ func (n *node) remains(t *testing.T) remains {
 			r.Images++
 		}
 	}
-	r.Files = strings.Fields(n.podman(t, "unshare", "find", filepath.Join(root, "doze"), "-mindepth", "3", "-path", "*/"+info.ID+".disks/*"))
-
 	list, err := n.API.List(testkit.Context(t), client.Filter{})
 	testkit.NoError(t, "list", err)
 	known, onNode := map[string]bool{}, map[string]bool{}
@@ -456,7 +454,10 @@ func (n *node) remains(t *testing.T) remains {
 			inUse[c.ID], inUse[c.Layer] = true, true
 		}
 	}
-	for line := range strings.Lines(n.podman(t, "unshare", "cat", "/proc/self/mounts")) {
+	files, mounts, _ := strings.Cut(n.podman(t, "unshare", "sh", "-c", `find "$1" -mindepth 3 -path "*/$2.disks/*" && echo mounts: && cat /proc/self/mounts`,
+		"sh", filepath.Join(root, "doze"), info.ID), "mounts:\n")
+	r.Files = strings.Fields(files)
+	for line := range strings.Lines(mounts) {
 		path := strings.Fields(line)[1]
 		at, stored := strings.CutPrefix(path, root+"/overlay")
 		parts := strings.Split(at, "/") // -containers/ID/…, or /LAYER/merged
