@@ -13,7 +13,7 @@ import (
 // attributes sets the attributes of the folders that a pass has created or changed.
 func (p *pass) attributes(f folder, n *node) error {
 	for _, child := range n.children {
-		if !child.stamp.isFolder() {
+		if !child.stamp.isFolder() || child.same {
 			continue
 		}
 		from, err := openFolder(f.source, child.name)

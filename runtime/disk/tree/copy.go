@@ -1,7 +1,6 @@
 package tree
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,7 +56,7 @@ func (c *Copy) apply(ctx context.Context, source int, have, want *node, changing
 	defer unix.Close(target)
 	p := pass{Copy: c, ctx: ctx, target: target, changing: changing, links: map[inode]string{}}
 	if have != nil {
-		p.retained(have, want, "")
+		p.compare(have, want, "")
 	}
 	root := folder{source: source, target: target}
 	p.group.note(p.entries(root, have, want))
@@ -67,28 +66,39 @@ func (c *Copy) apply(ctx context.Context, source int, have, want *node, changing
 	return p.attributes(root, want) // after the entries, which change the times of folders
 }
 
-// retained records the hard links that the copy has and that stay, below the folder at, so that
-// new names of their files become links to them.
-func (p *pass) retained(have, want *node, at string) {
+// compare marks the folders that are the same, at and below the folder at. It records the hard links that the copy has and
+// that stay, so that new names of their files become links to them.
+func (p *pass) compare(have, want *node, at string) {
+	same := have.unchanged(want)
+	left := have.children
 	for _, n := range want.children {
-		i, ok := slices.BinarySearchFunc(have.children, n.name, func(n *node, name string) int { return cmp.Compare(n.name, name) })
-		if !ok {
+		for len(left) > 0 && left[0].name < n.name {
+			left, same = left[1:], false
+		}
+		if len(left) == 0 || left[0].name != n.name {
+			same = false
 			continue
 		}
-		switch before := have.children[i]; {
+		before := left[0]
+		left = left[1:]
+		switch {
 		case n.stamp.isFolder() && before.stamp.isFolder():
-			p.retained(before, n, path.Join(at, n.name))
-		case n.stamp.nlink > 1 && before.unchanged(n):
+			p.compare(before, n, path.Join(at, n.name))
+			same = same && n.same
+		case !before.unchanged(n):
+			same = false
+		case n.stamp.nlink > 1:
 			p.links[inode{number: n.stamp.ino}] = path.Join(at, n.name)
 		}
 	}
+	want.same = same && len(left) == 0
 }
 
 // filesPerTask is how many files of a folder one goroutine copies.
 const filesPerTask = 64
 
 // entries makes the entries of the copy's folder, which are as in have, equal to want's. have may
-// be nil.
+// be nil; otherwise compare has compared them.
 func (p *pass) entries(f folder, have, want *node) error {
 	if err := p.ctx.Err(); err != nil {
 		return err
@@ -106,6 +116,9 @@ func (p *pass) entries(f folder, have, want *node) error {
 	for _, n := range want.children {
 		before := old[n.name]
 		delete(old, n.name)
+		if n.same {
+			continue
+		}
 		if before != nil && before.stamp.isFolder() && n.stamp.isFolder() {
 			if err := p.inner(f, before, n); err != nil {
 				return err

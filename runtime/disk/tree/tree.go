@@ -71,6 +71,8 @@ type node struct {
 	stale atomic.Bool
 	// touched: a folder whose attributes the pass must set.
 	touched bool
+	// same: a folder whose copy is equal to it, with everything below.
+	same bool
 }
 
 // unchanged reports whether the copy of the entry is one of the present entry now, too.
