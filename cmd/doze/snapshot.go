@@ -139,22 +139,25 @@ Name each, or give their number with --count. They have no ports and no egress r
 		Example:           "  doze fork shop try-1 try-2 try-3\n  doze fork shop --count 10",
 		Args:              wants(1, -1),
 		ValidArgsFunction: a.complete(oneSandbox),
-		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			req := types.ForkRequest{Count: cmp.Or(count, len(args)-1, 1), Names: args[1:]}
-			if len(req.Names) > 0 && req.Count != len(req.Names) {
+	}
+	cmd.RunE = a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+		req := types.ForkRequest{Count: count, Names: args[1:]}
+		if len(req.Names) > 0 {
+			req.Count = len(req.Names)
+			if cmd.Flags().Changed("count") && count != req.Count {
 				return usage.Errorf("--count %d is not the number of names; omit it", count)
 			}
-			done := a.waiting("forking " + args[0])
-			forks, err := node.Fork(ctx, args[0], req)
-			done()
-			if err != nil {
-				return err
-			}
-			heads := []any{"NAME", "ID", "STATE"}
-			return printTable(a, "sandboxes", forks, heads, func(sb types.Sandbox) []any { return []any{sb.Name, sb.ID, sb.State} })
-		}),
-	}
-	cmd.Flags().IntVarP(&count, "count", "n", 0, "number of forks, if they are not named (default 1)")
+		}
+		done := a.waiting("forking " + args[0])
+		forks, err := node.Fork(ctx, args[0], req)
+		done()
+		if err != nil {
+			return err
+		}
+		heads := []any{"NAME", "ID", "STATE"}
+		return printTable(a, "sandboxes", forks, heads, func(sb types.Sandbox) []any { return []any{sb.Name, sb.ID, sb.State} })
+	})
+	cmd.Flags().IntVarP(&count, "count", "n", 1, "number of forks, if they are not named")
 	return cmd
 }
 

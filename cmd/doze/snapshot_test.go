@@ -2,6 +2,7 @@ package main
 
 import (
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/doze-run/doze/api/types"
@@ -25,4 +26,22 @@ func TestSnapshotOfPaths(t *testing.T) {
 	r.ok("restore", "shop", "part")
 	testkit.Diff(t, "the files", r.node.Engine.Files(id), map[string]string{"f": "content", "g": "content", "h": "new"})
 	r.refused("request_invalid: ", "snapshot", "create", "shop", "--path", "/srv/none")
+}
+
+func TestForkTakesNamesOrANumber(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "shop")
+	forks := func(args ...string) int {
+		t.Helper()
+		return strings.Count(r.ok(append([]string{"fork", "shop"}, args...)...), "\n") - 1 // without the heads
+	}
+	testkit.Diff(t, "forks without a number", forks(), 1)
+	testkit.Diff(t, "forks by number", forks("--count", "2"), 2)
+	testkit.Diff(t, "forks by name", forks("a", "b"), 2)
+	testkit.Diff(t, "forks by name and number", forks("c", "d", "--count", "2"), 2)
+	r.misused("is not the number of names", "fork", "shop", "e", "f", "--count", "1")
+	r.misused("is not the number of names", "fork", "shop", "e", "--count", "0")
+	r.refused("request_invalid: ", "fork", "shop", "--count", "0")
+	r.refused("request_invalid: ", "fork", "shop", "--count", "101")
+	testkit.Diff(t, "sandboxes", strings.Count(r.ok("ls", "-q"), "\n"), 8)
 }
