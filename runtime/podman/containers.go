@@ -149,8 +149,9 @@ func limitProcesses(pid int, limit int64) error {
 // removes the runtime's state.
 const settleLimit = 10 * time.Second
 
-// settle makes Podman notice that a container has ended which it records as running, or as about to run: of a
-// service that was killed during a start. It does not change a running container.
+// settle makes Podman notice that a container has ended which it records as running. It does not change a running container.
+// A container that Podman records as about to run is ended: a service was killed during its start, perhaps after its first
+// process had been started, which cannot be started again.
 func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
 	limited, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
@@ -162,8 +163,16 @@ func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
 		if stateOf(data.State.Status) != sandbox.ContainerRunning && data.State.Status != initialized {
 			return nil
 		}
-		if runs, err := isFirstProcess(data.State.Pid, data.ID); runs || err != nil {
+		runs, err := isFirstProcess(data.State.Pid, data.ID)
+		switch {
+		case err != nil:
 			return err
+		case runs && data.State.Status != initialized:
+			return nil
+		case runs:
+			if err := unix.Kill(data.State.Pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+				return fmt.Errorf("end the first process of %s, whose start was interrupted: %w", id, err)
+			}
 		}
 		conmon, _ := os.ReadFile("/proc/" + strconv.Itoa(data.State.ConmonPid) + "/comm")
 		if string(conmon) != "conmon\n" { // a living conmon is about to report the end
@@ -196,11 +205,15 @@ func (e *Engine) Stop(ctx context.Context, id sandbox.ID, grace time.Duration) e
 	if err != nil {
 		return err
 	}
-	if c.State == sandbox.ContainerPaused {
+	switch c.State {
+	case sandbox.ContainerRunning:
+	case sandbox.ContainerPaused:
 		if err := e.unpause(ctx, id); err != nil {
 			return err
 		}
-	} else if c.State != sandbox.ContainerRunning {
+	case sandbox.ContainerCreated:
+		return e.settle(ctx, id) // its start may have been interrupted
+	default:
 		return nil
 	}
 	handle, err := e.handle(ctx, id)

@@ -205,6 +205,41 @@ func TestStartOfAnInitializedContainerWhoseProcessesWereKilled(t *testing.T) {
 	}
 }
 
+// A service that was killed after the OCI runtime had started the first process, and before it recorded that, leaves such a container.
+func TestInitializedContainerThatRunsIsStartedAgain(t *testing.T) {
+	n := open(t)
+	b := n.boot(t, baseImage)
+	ctx := testkit.Context(t)
+	startUnrecorded := func() int {
+		t.Helper()
+		testkit.NoError(t, "stop", n.Engine.Stop(ctx, b.ID, 0))
+		if out, err := exec.Command("podman", "init", ContainerName(b.ID)).CombinedOutput(); err != nil {
+			t.Fatalf("podman init: %v: %s", err, out)
+		}
+		data, err := n.inspect(ctx, b.ID)
+		testkit.NoError(t, "inspect", err)
+		testkit.NoError(t, "start by the OCI runtime", unshared(t, data.OCIRuntime, "start", data.ID))
+		data, err = n.inspect(ctx, b.ID)
+		testkit.NoError(t, "inspect", err)
+		testkit.Diff(t, "the recorded state", data.State.Status, initialized)
+		return data.State.Pid
+	}
+	first := startUnrecorded()
+	b.start()
+	if out := b.must("echo alive"); out != "alive" {
+		t.Errorf("after the start: %q", out)
+	}
+	testkit.Diff(t, "the unrecorded process is alive", testkit.Alive(first), false)
+
+	first = startUnrecorded()
+	testkit.NoError(t, "stop", n.Engine.Stop(ctx, b.ID, 0))
+	testkit.Eventually(t, "the unrecorded process is gone", func() bool { return !testkit.Alive(first) })
+
+	first = startUnrecorded()
+	testkit.NoError(t, "remove", n.Remove(ctx, b.ID))
+	testkit.Eventually(t, "the unrecorded process is gone", func() bool { return !testkit.Alive(first) })
+}
+
 func TestRemoveWorksWithoutConmon(t *testing.T) {
 	n := open(t)
 	b := n.boot(t, baseImage)
