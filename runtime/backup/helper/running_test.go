@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/backup/wire"
-	"github.com/doze-run/doze/runtime/disk/tree"
+	"github.com/doze-run/doze/runtime/disk/tree/treetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -71,23 +71,13 @@ func (r *rig) backUpRunning(id string, request wire.Request, n programs) (wire.R
 
 func ignore() {}
 
-// settle waits until the files of a disk have not changed for so long that a pass uploads them.
-func settle(t *testing.T) {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "last")
-	testkit.NoError(t, "write", os.WriteFile(file, nil, 0o600))
-	var st unix.Stat_t
-	testkit.NoError(t, "stat", unix.Stat(file, &st))
-	testkit.Eventually(t, "the files have settled", func() bool { return tree.StampOf(&st).Settled(time.Now()) })
-}
-
 func TestRestoredDiskOfARunningSandboxIsTheSame(t *testing.T) {
 	for name, settled := range map[string]bool{"uploaded while programs run": true, "captured": false} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			layers, below := makeDisk(t)
 			if settled {
-				settle(t)
+				treetest.AwaitSettled(t)
 			}
 			want := diskOf(t, layers, below)
 			created, err := r.backUpRunning("first", wire.Request{Layers: layers, Below: below}, programs{ignore, func() { testkit.NoError(t, "remove", os.RemoveAll(layers[0])) }})
@@ -108,7 +98,7 @@ func TestOnlyChangedFilesAreReadWhileProgramsAreStopped(t *testing.T) {
 	for i := range 100 {
 		testkit.NoError(t, "write", os.WriteFile(filepath.Join(top, fmt.Sprint(i)), []byte("before"), 0o600))
 	}
-	settle(t)
+	treetest.AwaitSettled(t)
 	opens, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	testkit.NoError(t, "watch", err)
 	defer unix.Close(opens)
@@ -160,7 +150,7 @@ func TestDiskThatChangesDuringPasses(t *testing.T) {
 	for range 500 {
 		change(top, random)
 	}
-	settle(t)
+	treetest.AwaitSettled(t)
 	for round := range 4 {
 		stop, running := make(chan chan struct{}), make(chan struct{})
 		end, cancel := context.WithCancel(t.Context())
@@ -388,7 +378,7 @@ func TestMappedPageOfARunningSandboxIsStored(t *testing.T) {
 	testkit.NoError(t, "map", err)
 	defer unix.Munmap(pages)
 	pages[0] = 1
-	settle(t)
+	treetest.AwaitSettled(t)
 	_, err = r.backUpRunning("first", wire.Request{Layers: []string{top}}, programs{func() { pages[0] = 2 }, ignore})
 	testkit.NoError(t, "back up", err)
 	target, _, err := r.restore("first")

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/disk/tree"
+	"github.com/doze-run/doze/runtime/disk/tree/treetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -266,7 +267,7 @@ func TestSecondPassCopiesEachChange(t *testing.T) {
 			source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
 			manyKinds(t, source)
 			if seed%2 == 1 {
-				time.Sleep(150 * time.Millisecond) // the second pass copies only what changes
+				treetest.AwaitSettled(t) // so that the second pass copies only what changes
 			}
 			c := tree.New(source, target)
 			must(t, c.Prefetch(t.Context()))
@@ -393,7 +394,7 @@ func TestMappedPageThatStaysDirtyIsCopied(t *testing.T) {
 	must(t, err)
 	defer unix.Munmap(pages)
 	pages[0] = 1
-	time.Sleep(150 * time.Millisecond) // an old change, which alone would not make the file be copied again
+	treetest.AwaitSettled(t) // an old change, which alone would not make the file be copied again
 	c := tree.New(source, target)
 	must(t, c.Prefetch(t.Context()))
 	pages[0] = 2
@@ -410,7 +411,7 @@ func TestHardLinkInARenamedFolderStaysOne(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(source, "before"), 0o755))
 	must(t, os.WriteFile(filepath.Join(source, "before/first"), []byte("one file, two names"), 0o600))
 	must(t, os.Link(filepath.Join(source, "before/first"), filepath.Join(source, "second")))
-	time.Sleep(150 * time.Millisecond) // an old change, which alone would not make the file be copied again
+	treetest.AwaitSettled(t) // an old change, which alone would not make the file be copied again
 	c := tree.New(source, target)
 	must(t, c.Prefetch(t.Context()))
 	must(t, os.Rename(filepath.Join(source, "before"), filepath.Join(source, "after")))
