@@ -170,7 +170,7 @@ func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
 		case runs && data.State.Status != initialized:
 			return nil
 		case runs:
-			if err := unix.Kill(data.State.Pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+			if err := killFirstProcess(data.State.Pid, data.ID); err != nil {
 				return fmt.Errorf("end the first process of %s, whose start was interrupted: %w", id, err)
 			}
 		}
@@ -435,6 +435,22 @@ func isFirstProcess(pid int, handle string) (bool, error) {
 		return false, unseen(err)
 	}
 	return !strings.Contains(string(cgroup), "libpod-") || strings.Contains(string(cgroup), handle), nil
+}
+
+// killFirstProcess kills the first process of a container, unless it has ended.
+func killFirstProcess(pid int, handle string) error {
+	fd, err := unix.PidfdOpen(pid, 0) // pins the process while it is checked
+	if err != nil {
+		return unseen(err)
+	}
+	defer unix.Close(fd)
+	if runs, err := isFirstProcess(pid, handle); err != nil || !runs {
+		return err
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != unix.ESRCH {
+		return err
+	}
+	return nil
 }
 
 // unseen returns an error unless err means that the process has ended.
