@@ -31,6 +31,18 @@ func (m *Manager) dropSnapshot(ctx context.Context, s Snapshot) {
 // collectSoon removes deleted snapshots in the background.
 func (m *Manager) collectSoon() { m.spawn(m.collect) }
 
+// collectAfterwards is collectSoon when the present change of state has ended, because a start must not wait for locks of
+// Podman's storage.
+func (b *liveSandbox) collectAfterwards() {
+	b.m.spawn(func(ctx context.Context) {
+		if b.lockTransition(ctx) != nil { // the node stops
+			return
+		}
+		b.unlockTransition()
+		b.m.collect(ctx)
+	})
+}
+
 // collect removes the files of deleted snapshots that no disk is based on. If other
 // snapshots are based on it, Podman's storage retains its files until the last of these is removed.
 func (m *Manager) collect(ctx context.Context) {

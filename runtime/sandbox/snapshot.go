@@ -471,7 +471,7 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 	}
 	// Before anything is written to the new disk: another rebase would discard that.
 	err = b.changeSaved(ctx, func(sb *Sandbox) { sb.Rebase = false }, func(sb *Sandbox) { sb.Rebase = true })
-	b.m.collectSoon() // the removed container may have been the last that was based on a deleted snapshot
+	b.collectAfterwards() // the removed container may have been the last that was based on a deleted snapshot
 	return err
 }
 
