@@ -29,8 +29,8 @@ const (
 )
 
 // Repair repairs the short names of layers. Podman's storage does not sync the file "link", which has the short name of
-// its layer, so a loss of power may leave it empty. When the storage removes such a layer, it removes the folder of all short names
-// instead of the layer's. Podman creates them again only if each folder of the storage is a layer, which newer
+// its layer, so a loss of power may leave it empty or with zeros. When the storage removes a layer whose file is empty, it removes
+// the folder of all short names instead of the layer's. Podman creates them again only if each folder of the storage is a layer, which newer
 // versions of the storage, as in this program, do not ensure.
 //
 // Repair also removes layers whose creation or removal was interrupted, see removeOrphans.
@@ -75,7 +75,7 @@ func (d *Disks) removeOrphans(now time.Time) error {
 		if listed[filepath.Base(folder)] {
 			continue
 		}
-		if name, err := os.ReadFile(filepath.Join(folder, "link")); err == nil && len(name) == linkNameLength {
+		if name, err := os.ReadFile(filepath.Join(folder, "link")); err == nil && isLinkName(string(name)) {
 			_ = os.Remove(filepath.Join(d.layerFolder("l"), string(name)))
 		}
 		if err := d.discard(folder); err != nil {
@@ -215,11 +215,16 @@ func nameInChildren(overlay string, children []string) string {
 		}
 		parent, _, _ := strings.Cut(string(lower), ":")
 		name, ok := strings.CutPrefix(parent, "l/")
-		if ok && len(name) == linkNameLength && !strings.Contains(name, "/") {
+		if ok && isLinkName(name) {
 			return name
 		}
 	}
 	return ""
+}
+
+// isLinkName reports whether a name can be the short name of a layer: the storage encodes random bytes in base32 (RFC 4648).
+func isLinkName(name string) bool {
+	return len(name) == linkNameLength && strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567") == ""
 }
 
 // repairLinks makes the file "link" of each layer and the folder of short names agree. children are the ids of the
@@ -263,11 +268,12 @@ func repairLinks(overlay string, children map[string][]string) error {
 			return err
 		}
 		switch {
-		case len(name) == linkNameLength && names[target] == string(name):
+		case isLinkName(string(name)) && names[target] == string(name):
 			continue
-		case len(name) != linkNameLength && names[target] != "":
+		case isLinkName(string(name)):
+		case names[target] != "":
 			name = []byte(names[target])
-		case len(name) != linkNameLength:
+		default:
 			// A random name has the same length and alphabet.
 			name = []byte(cmp.Or(nameInChildren(overlay, children[filepath.Base(layer)]), rand.Text()))
 		}
