@@ -100,9 +100,13 @@ func TestShortDiskPermitsArchives(t *testing.T) {
 
 func TestWakesOfAnArchivedSandboxShareOneDownload(t *testing.T) {
 	t.Parallel()
-	n := sandboxtest.Open(t, func(cfg *sandbox.Config) { cfg.WakeTimeout = 50 * time.Millisecond })
+	var patient sandbox.Config
+	n := sandboxtest.Open(t, func(cfg *sandbox.Config) { patient = *cfg })
 	id := newDisk(t, n, "box")
 	archive(t, n, id)
+	impatient := patient
+	impatient.WakeTimeout = 50 * time.Millisecond
+	testkit.NoError(t, "Configure", n.Manager.Configure(impatient))
 	release := n.Backups.Block("restore")
 	defer release()
 	_, err := n.Manager.Wake(t.Context(), id)
@@ -111,6 +115,7 @@ func TestWakesOfAnArchivedSandboxShareOneDownload(t *testing.T) {
 		t.Errorf("it is %s", sb.State)
 	}
 	n.Backups.AwaitBlocked(t, "restore")
+	testkit.NoError(t, "Configure", n.Manager.Configure(patient))
 	release()
 	testkit.Eventually(t, "the download ends", func() bool { sb, _ := n.Manager.ByID(id); return sb.State != sandbox.StateArchived })
 	wantFiles(t, n, id, map[string]string{"a": "1"})

@@ -132,8 +132,15 @@ func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, by
 			destructions = append(destructions, func(ctx context.Context) {
 				_ = b.destroy(ctx, b.view.Load().StateReason) // and again, if it fails
 			})
-		case !exists || c.State == ContainerExited || c.State == ContainerCreated:
+		case !exists || c.State == ContainerExited:
 			b.foundStopped(exists)
+		case c.State == ContainerCreated: // its first process may run, if the engine died with the node during a start
+			b.transition.TryAcquire(1) // only Start knows b yet
+			b.foundStopped(exists)
+			adoptions = append(adoptions, func(ctx context.Context) {
+				defer b.unlockTransition()
+				b.kill(ctx, 0)
+			})
 		default:
 			b.transition.TryAcquire(1) // only Start knows b yet
 			adoptions = append(adoptions, func(ctx context.Context) {

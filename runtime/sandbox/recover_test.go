@@ -2,12 +2,14 @@ package sandbox_test
 
 import (
 	"errors"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestRecovery(t *testing.T) {
@@ -65,6 +67,20 @@ func TestRecovery(t *testing.T) {
 		got, _ := m.Get(owner, name)
 		acquire(t, m, got.ID).Release()
 	}
+}
+
+func TestInterruptedStartIsEnded(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	id := create(t, n.Manager, "a").ID
+	n.Crash(t, func() { n.Engine.ForgetStart(t, id) })
+	if got, err := n.Manager.Get(owner, "a"); err != nil || got.State != sandbox.StateStopped {
+		t.Errorf("state %s, error %v", got.State, err)
+	}
+	testkit.Eventually(t, "the first process has ended", func() bool { return !n.Engine.Runs(id) })
+	if log := n.Log.String(); strings.Contains(log, "failed to thaw") {
+		t.Errorf("the log: %s", log)
+	}
+	acquire(t, n.Manager, id).Release()
 }
 
 func TestShutdownSleepsAndTheNextStartResumes(t *testing.T) {

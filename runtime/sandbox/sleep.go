@@ -329,7 +329,7 @@ func (b *liveSandbox) ended(why ending) {
 func (b *liveSandbox) kill(ctx context.Context, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+deathWait)
 	defer cancel()
-	if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil {
+	if err := b.m.deps.Freezer.Thaw(ctx, b.id); err != nil && !errors.Is(err, ErrNotFound) {
 		b.m.log.Warn("failed to thaw the container of a stopped sandbox", "sandbox", b.id, "error", err)
 	}
 	err := b.m.deps.Engine.Stop(ctx, b.id, grace)

@@ -123,6 +123,26 @@ func (e *Engine) Kill(t testing.TB, id sandbox.ID) {
 	e.exit(c)
 }
 
+// ForgetStart makes a container that runs seem to be about to start, as when the engine was killed before it recorded the start.
+func (e *Engine) ForgetStart(t testing.TB, id sandbox.ID) {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := e.containers[id]
+	if c == nil || c.state != sandbox.ContainerRunning {
+		t.Fatalf("container %s does not run", id)
+	}
+	c.state, c.pid = sandbox.ContainerCreated, 0
+}
+
+// Runs reports whether the first process of a container runs, recorded or not.
+func (e *Engine) Runs(id sandbox.ID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := e.containers[id]
+	return c != nil && c.run != nil
+}
+
 func (e *Engine) get(id sandbox.ID) (*container, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -203,6 +223,7 @@ func (e *Engine) Start(ctx context.Context, id sandbox.ID, limits sandbox.Limits
 	c.starting.Lock()
 	defer c.starting.Unlock()
 	if e.status(c).State != sandbox.ContainerRunning {
+		e.exit(c) // a first process without a record
 		run, err := e.startGuest(c.spec.RunDir)
 		if err != nil {
 			return sandbox.Container{}, err
