@@ -296,7 +296,7 @@ func (n *Node) destroySandboxes() error {
 const removalPoll = 300 * time.Millisecond
 
 // deleteSnapshots deletes the snapshots, and returns when they have left Podman's storage, where
-// they would outlive the node.
+// they would outlive the node. It fails if none leaves it for a time.
 func (n *Node) deleteSnapshots() error {
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
@@ -320,6 +320,7 @@ func (n *Node) deleteSnapshots() error {
 		return fmt.Errorf("find Podman's storage: %w", err)
 	}
 	list := filepath.Join(strings.TrimSpace(string(root)), "overlay-containers", "containers.json")
+	left, since := 0, time.Now()
 	for {
 		// Snapshots have containers of the storage alone. `podman ps --external` fails if one of them, or
 		// its image, is removed in the meantime; the storage replaces this file by a rename.
@@ -327,14 +328,15 @@ func (n *Node) deleteSnapshots() error {
 		if err != nil {
 			return fmt.Errorf("list the containers of snapshots: %w", err)
 		}
-		if !bytes.Contains(containers, []byte("doze-snapshot-"+info.ID+"-")) {
+		switch n := bytes.Count(containers, []byte("doze-snapshot-"+info.ID+"-")); {
+		case n == 0:
 			return nil
+		case n != left:
+			left, since = n, time.Now()
+		case time.Since(since) > wait:
+			return fmt.Errorf("snapshots of node %s are left, and none was removed in %s", info.ID, wait)
 		}
-		select {
-		case <-time.After(removalPoll):
-		case <-ctx.Done():
-			return fmt.Errorf("snapshots of node %s are left: %w", info.ID, ctx.Err())
-		}
+		time.Sleep(removalPoll)
 	}
 }
 
