@@ -216,7 +216,7 @@ func (b *liveSandbox) backUp(ctx context.Context, id BackupID, part BackupSelect
 		return Backup{}, "", err
 	}
 	defer m.deleteTemporary(ctx, s)
-	if s, err = m.pinSnapshot(owner, string(s.ID)); err != nil {
+	if s, err = m.pinSnapshot(owner, s.ID); err != nil {
 		return Backup{}, "", err
 	}
 	defer m.unpinSnapshot(s.ID)

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -216,16 +217,25 @@ func (m *Manager) preserveNewerDisks(ctx context.Context, sandboxes map[ID]*live
 	return nil
 }
 
-// recoverSnapshots reads the records of snapshots at start and finishes or removes what the last
-// run of the node left unfinished. No other method changes snapshots or sandboxes yet.
-func (m *Manager) recoverSnapshots(ctx context.Context, sandboxes map[ID]*liveSandbox) error {
-	err := m.deps.Store.Snapshots(ctx, func(s Snapshot) error {
-		m.snapshots.byID[s.ID] = s
-		return nil
-	})
-	if err != nil {
-		return err
+// abandonForks marks the forks as destroyed, at start, that the end of the node's last run interrupted. Their temporary snapshot
+// is deleted before they are acknowledged. In a restored, older copy of the store, it may have been since.
+func (m *Manager) abandonForks(ctx context.Context, sandboxes map[ID]*liveSandbox) error {
+	for id, b := range sandboxes {
+		s, ok := m.snapshots.byID[b.view.Load().CreatedFrom]
+		if !ok || !s.Temporary || s.Progress != snapshotDone || m.deps.Restored {
+			continue
+		}
+		b.setState(StateDestroyed, ReasonCreateFailed)
+		if err := b.save(ctx); err != nil { // before the snapshot's deletion, after which the fork would stay
+			return fmt.Errorf("abandon fork %s: %w", id, err)
+		}
 	}
+	return nil
+}
+
+// recoverSnapshots finishes or removes, at start, snapshots that the last run of the node left unfinished. No other method
+// changes snapshots or sandboxes yet.
+func (m *Manager) recoverSnapshots(ctx context.Context, sandboxes map[ID]*liveSandbox) error {
 	if err := m.preserveNewerDisks(ctx, sandboxes); err != nil {
 		return err
 	}

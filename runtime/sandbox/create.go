@@ -35,6 +35,8 @@ type CreateRequest struct {
 	// Warm are languages for which each cold start also starts an interpreter, which the
 	// next context of the language uses. Another one replaces it then.
 	Warm []Language
+
+	fork bool // Snapshot is temporary
 }
 
 // Create returns the sandbox with that owner and name. If there is none, Create makes one,
@@ -138,7 +140,11 @@ func (m *Manager) base(req *CreateRequest) (Snapshot, error) {
 	if req.Snapshot == "" {
 		return Snapshot{}, nil
 	}
-	s, err := m.Snapshot(req.Owner, req.Snapshot)
+	find := m.Snapshot
+	if req.fork {
+		find = m.anySnapshot
+	}
+	s, err := find(req.Owner, req.Snapshot)
 	if err != nil {
 		return Snapshot{}, err
 	}

@@ -52,7 +52,17 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	if err != nil {
 		return fmt.Errorf("read the sandboxes: %w", err)
 	}
+	err = m.deps.Store.Snapshots(ctx, func(s Snapshot) error {
+		m.snapshots.byID[s.ID] = s
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the snapshots: %w", err)
+	}
 	if err := m.forgetUnfinished(ctx, sandboxes); err != nil {
+		return err
+	}
+	if err := m.abandonForks(ctx, sandboxes); err != nil {
 		return err
 	}
 	m.mu.Lock()

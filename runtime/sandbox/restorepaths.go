@@ -35,7 +35,7 @@ func (b *liveSandbox) pathsOfBackup(backup Backup, progress func(BackupProgress)
 func (b *liveSandbox) restorePartial(ctx context.Context, of Snapshot, force bool) error {
 	ctx, cancel := context.WithTimeout(ctx, backupTimeout) // an archived disk is downloaded
 	defer cancel()
-	s, err := b.m.pinSnapshot(of.Owner, string(of.ID))
+	s, err := b.m.pinSnapshot(of.Owner, of.ID)
 	if err != nil {
 		return err
 	}

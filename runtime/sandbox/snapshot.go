@@ -481,7 +481,11 @@ func (b *liveSandbox) rebase(ctx context.Context) error {
 // first, the restore and the wake go on. A partial snapshot replaces only its paths, as a partial backup: see RestoreBackup.
 func (m *Manager) Restore(ctx context.Context, id ID, snapshot SnapshotID, force bool) (Sandbox, error) {
 	return m.on(id, func(b *liveSandbox) error {
-		if s, err := m.Snapshot(b.view.Load().Owner, string(snapshot)); err == nil && s.Partial() {
+		s, err := m.Snapshot(b.view.Load().Owner, string(snapshot))
+		if err != nil {
+			return err
+		}
+		if s.Partial() {
 			return m.do(ctx, func(ctx context.Context) error { return b.restorePartial(ctx, s, force) })
 		}
 		if !force {
@@ -507,7 +511,7 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool, ev
 	}
 	defer b.unlockTransition()
 	owner := b.view.Load().Owner
-	if _, err := b.m.Snapshot(owner, string(id)); err != nil { // before anything ends
+	if _, err := b.m.anySnapshot(owner, string(id)); err != nil { // before anything ends
 		return false, err
 	}
 	how := modeRequested
@@ -520,7 +524,7 @@ func (b *liveSandbox) restore(ctx context.Context, id SnapshotID, force bool, ev
 	}
 	b.m.snapshots.changing.Lock()
 	defer b.m.snapshots.changing.Unlock()
-	s, err := b.m.Snapshot(owner, string(id)) // it may have been deleted during the stop
+	s, err := b.m.anySnapshot(owner, string(id)) // it may have been deleted during the stop
 	if err != nil {
 		return false, err
 	}
@@ -563,7 +567,7 @@ type ForkRequest struct {
 }
 
 // Fork creates sandboxes with the disk and the settings of another, which goes on, and returns
-// them running. Ports and egress rules are not copied. After an error, also the end of ctx, none of
+// them running. Ports and egress rules are not copied. After an error, also the end of ctx, and if the node dies, none of
 // them stays.
 func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, error) {
 	if req.Count < 1 || req.Count > maxForks {
@@ -595,9 +599,8 @@ func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, 
 		if err != nil {
 			return err
 		}
-		forks, err = m.createForks(ctx, running, s, req)
-		m.deleteTemporary(running, s) // only the forks use it
-		if err != nil {
+		if forks, err = m.createForks(ctx, running, s, req); err != nil {
+			m.deleteTemporary(running, s)
 			return err
 		}
 		b.emit(Event{Type: EventForked, Forks: req.Count, Bytes: s.Usage.Bytes, DurationMS: milliseconds(time.Since(start))})
@@ -609,14 +612,14 @@ func (m *Manager) Fork(ctx context.Context, id ID, req ForkRequest) ([]Sandbox, 
 	return forks, nil
 }
 
-// createForks creates the sandboxes of a Fork. After an error, or when ctx ends, it destroys those
-// that it has created, unless running ends.
+// createForks creates the sandboxes of a Fork, and deletes its temporary snapshot s: until then, the next start of the node
+// destroys the forks. After an error, or when ctx ends, it destroys those that it has created, unless running ends.
 func (m *Manager) createForks(ctx, running context.Context, s Snapshot, req ForkRequest) ([]Sandbox, error) {
 	forks := make([]*liveSandbox, req.Count)
 	all, creating := errgroup.WithContext(ctx)
 	all.SetLimit(recoverers)
 	for i := range forks {
-		create := CreateRequest{Owner: s.Owner, Snapshot: string(s.ID), Labels: s.Origin.Labels}
+		create := CreateRequest{Owner: s.Owner, Snapshot: string(s.ID), Labels: s.Origin.Labels, fork: true}
 		if len(req.Names) > 0 {
 			create.Name = req.Names[i]
 		}
@@ -626,6 +629,9 @@ func (m *Manager) createForks(ctx, running context.Context, s Snapshot, req Fork
 		})
 	}
 	err := cmp.Or(all.Wait(), ctx.Err())
+	if err == nil {
+		_, err = m.deleteSnapshot(context.WithoutCancel(running), s.Owner, s.ID)
+	}
 	list := make([]Sandbox, req.Count)
 	for i, b := range forks {
 		switch {
@@ -655,7 +661,17 @@ func (m *Manager) createFork(ctx context.Context, req CreateRequest) (*liveSandb
 }
 
 // Snapshot returns a snapshot of an owner by id or name. A name that is the id of another snapshot of the owner does not hide it.
+// Temporary snapshots are unknown.
 func (m *Manager) Snapshot(owner, nameOrID string) (Snapshot, error) {
+	s, err := m.anySnapshot(owner, nameOrID)
+	if err == nil && s.Temporary {
+		return Snapshot{}, fmt.Errorf("snapshot %q: %w", clip(nameOrID), ErrSnapshotNotFound)
+	}
+	return s, err
+}
+
+// anySnapshot is Snapshot, also for temporary snapshots.
+func (m *Manager) anySnapshot(owner, nameOrID string) (Snapshot, error) {
 	m.snapshots.mu.Lock()
 	defer m.snapshots.mu.Unlock()
 	s, ok := m.snapshots.byID[SnapshotID(nameOrID)]
@@ -699,6 +715,9 @@ func (m *Manager) DeleteSnapshot(ctx context.Context, owner string, id SnapshotI
 }
 
 func (m *Manager) deleteSnapshotFor(ctx context.Context, owner string, id SnapshotID, why StateReason) error {
+	if _, err := m.Snapshot(owner, string(id)); err != nil {
+		return err
+	}
 	s, err := m.deleteSnapshot(ctx, owner, id)
 	if err != nil {
 		return err
@@ -712,7 +731,7 @@ func (m *Manager) deleteSnapshotFor(ctx context.Context, owner string, id Snapsh
 func (m *Manager) deleteSnapshot(ctx context.Context, owner string, id SnapshotID) (Snapshot, error) {
 	m.snapshots.changing.Lock()
 	defer m.snapshots.changing.Unlock()
-	s, err := m.Snapshot(owner, string(id))
+	s, err := m.anySnapshot(owner, string(id))
 	if err != nil {
 		return Snapshot{}, err
 	}

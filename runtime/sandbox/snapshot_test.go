@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -485,7 +486,58 @@ func TestForkThatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
-// The snapshot of a fork is not listed, and the retention of other snapshots neither counts nor deletes it.
+// The last write of a fork, before which it is not acknowledged, is the deletion of its snapshot.
+func TestForkWhoseLastWriteFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		die, restored bool
+		left          int
+	}{
+		"leaves nothing":                         {false, false, 1},
+		"leaves nothing after a crash":           {true, false, 1},
+		"stays if the data of the node is older": {true, true, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := sandboxtest.Open(t, nil)
+			id := newDisk(t, n, "box")
+			release := n.Engine.Block("start")
+			defer release()
+			forked := make(chan error, 1)
+			go func() {
+				_, err := n.Manager.Fork(t.Context(), id, sandbox.ForkRequest{Count: 2})
+				forked <- err
+			}()
+			n.Engine.AwaitBlocked(t, "start")
+			atEnd := func(operation string) bool { return operation == "put_snapshot" }
+			if c.die {
+				died, revive := dieWhen(n, atEnd)
+				release()
+				if err := testkit.Receive(t, "its error", forked); err == nil || !died() {
+					t.Errorf("Fork returned %v; the node died: %t", err, died())
+				}
+				n.Restored = c.restored
+				n.Crash(t, revive)
+			} else {
+				failed := errors.New("the disk has failed")
+				n.Store.Hook(func(operation string, _ []sandbox.Event) error {
+					if atEnd(operation) {
+						return failed
+					}
+					return nil
+				})
+				release()
+				testkit.ErrorIs(t, "Fork", testkit.Receive(t, "its error", forked), failed)
+				n.Store.Hook(nil)
+			}
+			testkit.Eventually(t, "the forks are as they should be", func() bool {
+				sandboxes, _ := n.Manager.List(owner, sandbox.Filter{}, "", 0)
+				return len(sandboxes) == c.left && n.Engine.Count() == c.left
+			})
+		})
+	}
+}
+
+// The snapshot of a fork is neither listed nor known, and the retention of other snapshots neither counts nor deletes it.
 func TestSnapshotOfAForkIsTemporary(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	id := newDisk(t, n, "box")
@@ -509,21 +561,25 @@ func TestSnapshotOfAForkIsTemporary(t *testing.T) {
 			t.Errorf("with keep_last %d there are %+v", retain, list)
 		}
 	}
-	// Its deletion fails.
-	n.Store.Hook(func(operation string, _ []sandbox.Event) error {
-		if operation == "put_snapshot" {
-			return errors.New("the disk has failed")
-		}
-		return nil
-	})
+	sandboxes, _ := n.Manager.List(owner, sandbox.Filter{}, "", 0)
+	temporary := sandboxes[slices.IndexFunc(sandboxes, func(sb sandbox.Sandbox) bool { return sb.CreatedFrom != "" })].CreatedFrom
+	for name, operate := range map[string]func() error{
+		"Snapshot":       func() error { _, err := n.Manager.Snapshot(owner, string(temporary)); return err },
+		"Restore":        func() error { _, err := n.Manager.Restore(t.Context(), id, temporary, false); return err },
+		"DeleteSnapshot": func() error { return n.Manager.DeleteSnapshot(t.Context(), owner, temporary) },
+		"Create": func() error {
+			_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Snapshot: string(temporary)})
+			return err
+		},
+	} {
+		testkit.ErrorIs(t, name, operate(), sandbox.ErrSnapshotNotFound)
+	}
 	release()
 	testkit.NoError(t, "fork", testkit.Receive(t, "the forks", forked))
-	n.Store.Hook(nil)
 	for _, fork := range forks {
 		wantFiles(t, n, fork.ID, map[string]string{"a": "1"})
 		testkit.NoError(t, "destroy", n.Manager.Destroy(t.Context(), fork.ID))
 	}
-	n.Crash(t, func() {})
 	testkit.Eventually(t, "only the last snapshot is left", func() bool { return n.Engine.Snapshots() == 1 })
 }
 

@@ -10,7 +10,11 @@ import (
 // ExportSnapshot exports an owner's snapshot as a container image, see Disks.Export. The caller must
 // close the archive. If the snapshot is deleted meanwhile, its files are deleted after that.
 func (m *Manager) ExportSnapshot(ctx context.Context, owner, nameOrID string) (io.ReadCloser, error) {
-	s, err := m.pinSnapshot(owner, nameOrID)
+	found, err := m.Snapshot(owner, nameOrID)
+	if err != nil {
+		return nil, err
+	}
+	s, err := m.pinSnapshot(owner, found.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -39,10 +43,10 @@ func (e *exportedSnapshot) Close() error {
 }
 
 // pinSnapshot returns a snapshot and prevents the deletion of its files until unpinSnapshot.
-func (m *Manager) pinSnapshot(owner, nameOrID string) (Snapshot, error) {
+func (m *Manager) pinSnapshot(owner string, id SnapshotID) (Snapshot, error) {
 	m.snapshots.changing.Lock()
 	defer m.snapshots.changing.Unlock()
-	s, err := m.Snapshot(owner, nameOrID)
+	s, err := m.anySnapshot(owner, string(id))
 	if err != nil {
 		return Snapshot{}, err
 	}
