@@ -12,13 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// kindOfPass is what a pass may rely on.
+type kindOfPass int
+
+const (
+	firstChanging kindOfPass = iota // entries may change; the copy is empty
+	laterChanging                   // entries may change; those that may well change again are left for the last pass
+	last                            // entries do not change
+)
+
 // pass is one pass of a copy.
 type pass struct {
 	*Copy
-	ctx      context.Context
-	target   int  // the root of the copy
-	changing bool // entries may change
-	group    Group
+	ctx    context.Context
+	target int // the root of the copy
+	kind   kindOfPass
+	group  Group
 
 	linking sync.Mutex
 	links   map[inode]string // path in the copy of its first link
@@ -42,8 +51,9 @@ func (f folder) close() {
 	unix.Close(f.target)
 }
 
-// apply makes the copy, which has the entries of have, equal to want. have may be nil.
-func (c *Copy) apply(ctx context.Context, source int, have, want *node, changing bool) error {
+// apply makes the copy, which has the entries of c.have, equal to want, which becomes c.have.
+func (c *Copy) apply(ctx context.Context, source int, want *node, kind kindOfPass) error {
+	have := c.have
 	if have == nil {
 		if err := os.Mkdir(c.target, 0o700); err != nil {
 			return err
@@ -54,7 +64,7 @@ func (c *Copy) apply(ctx context.Context, source int, have, want *node, changing
 		return err
 	}
 	defer unix.Close(target)
-	p := pass{Copy: c, ctx: ctx, target: target, changing: changing, links: map[inode]string{}}
+	p := pass{Copy: c, ctx: ctx, target: target, kind: kind, links: map[inode]string{}}
 	if have != nil {
 		p.compare(have, want, "")
 	}
@@ -63,7 +73,11 @@ func (c *Copy) apply(ctx context.Context, source int, have, want *node, changing
 	if err := p.group.Wait(); err != nil {
 		return err
 	}
-	return p.attributes(root, want) // after the entries, which change the times of folders
+	if err := p.attributes(root, want); err != nil { // after the entries, which change the times of folders
+		return err
+	}
+	c.have = want
+	return nil
 }
 
 // compare marks the folders that are the same, at and below the folder at. It records the hard links that the copy has and
@@ -125,10 +139,14 @@ func (p *pass) entries(f folder, have, want *node) error {
 			}
 			continue
 		}
+		if before != nil && before.unchanged(n) {
+			continue
+		}
+		if p.postpones(n) {
+			n.stale.Store(true)
+			continue
+		}
 		if before != nil {
-			if before.unchanged(n) {
-				continue
-			}
 			if err := remove(f.target, before.name, maxDepth, refuseDeeper); err != nil {
 				return err
 			}
@@ -151,6 +169,11 @@ func (p *pass) entries(f folder, have, want *node) error {
 	return p.files(f, files)
 }
 
+// postpones reports whether a later pass is to copy an entry that has changed. The copy may have an earlier one with that name.
+func (p *pass) postpones(n *node) bool {
+	return p.kind == laterChanging && !n.stamp.isFolder() && (n.stale.Load() || n.stamp.size > maxRepeated)
+}
+
 // inner is entries for a folder in f, which it creates unless the copy has it.
 func (p *pass) inner(f folder, have, n *node) error {
 	if have == nil {
@@ -160,7 +183,10 @@ func (p *pass) inner(f folder, have, n *node) error {
 	}
 	from, err := openFolder(f.source, n.name)
 	if err != nil {
-		n.children = nil // its copy stays empty in this pass
+		n.children = nil // its copy stays as it is in this pass
+		if have != nil {
+			n.children = have.children
+		}
 		return p.failed(n, err)
 	}
 	to, err := openFolder(f.target, n.name)
@@ -203,7 +229,7 @@ var errReplaced = errors.New("it was replaced during the copy")
 // copies n again.
 func (p *pass) failed(n *node, err error) error {
 	for _, change := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.ENXIO, errReplaced} {
-		if p.changing && errors.Is(err, change) {
+		if p.kind != last && errors.Is(err, change) {
 			n.stale.Store(true)
 			return nil
 		}
@@ -262,6 +288,11 @@ func (p *pass) regular(f folder, n *node) error {
 	}
 	if st.Ino != n.stamp.ino || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return errReplaced
+	}
+	if p.kind == laterChanging { // see repeat
+		if err := unix.SyncFileRange(from, 0, 0, unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER); err != nil {
+			return fmt.Errorf("write it back: %w", err)
+		}
 	}
 	to, err := retry(func() (int, error) {
 		return unix.Openat(f.target, n.name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)

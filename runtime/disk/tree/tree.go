@@ -2,9 +2,9 @@
 // attributes, times and hard links. It shares the blocks of files where the file system can
 // (FICLONE, ioctl_ficlone(2)).
 //
-// A tree whose files change is copied in two passes, so that its programs stop only for the
-// second: Prefetch copies the present tree, and Complete, during which nothing may change, copies
-// what has changed since.
+// A tree whose files change is copied in passes, so that its programs stop only for the last one:
+// Prefetch copies the present tree and then what has changed meanwhile, and Complete, during which
+// nothing may change, copies what has changed since.
 package tree
 
 import (
@@ -31,6 +31,12 @@ const (
 	maxPrefetched = 1 << 20
 	// maxEntries bounds the entries of a tree, so that a copy takes at most 1 GB of memory.
 	maxEntries = 4 << 20
+	// firstPass is how long the first pass may take before Prefetch repeats it. In less time, few files
+	// change that Complete would have to copy.
+	firstPass = 200 * time.Millisecond
+	// maxRepeated is the size of the largest file that Prefetch copies again. Larger ones may well change
+	// until Complete, for which they are left.
+	maxRepeated = 16 << 20
 	// recent is how old a change of a file must be for a later one to show in its times. The
 	// kernel's clock for times of files ticks at least every 10 ms.
 	recent = 100 * time.Millisecond
@@ -46,7 +52,7 @@ type Usage struct {
 type Copy struct {
 	source, target string
 	paths          Paths // nil: everything
-	have           *node // copied by Prefetch; nil before
+	have           *node // copied by the last pass; nil before the first
 	limit          int64 // of entries: maxEntries, but in tests
 
 	slots   chan struct{} // goroutines beyond the caller's
@@ -111,9 +117,9 @@ func (c *Copy) Prefetch(ctx context.Context) error {
 		return err
 	}
 	defer unix.Close(source)
-	scan := scanner{ctx: ctx, slots: c.slots, limit: min(c.limit, maxPrefetched), changing: true}
-	have, err := scan.root(source, c.paths)
-	if err != nil || scan.exceeded() {
+	began := time.Now()
+	have, err := c.scanChanging(ctx, source)
+	if err != nil || have == nil {
 		return err
 	}
 	// A page that a program has mapped and made dirty takes its next change without a new
@@ -123,11 +129,33 @@ func (c *Copy) Prefetch(ctx context.Context) error {
 	if err := unix.Syncfs(source); err != nil {
 		return fmt.Errorf("sync %s: %w", c.source, err)
 	}
-	if err := c.apply(ctx, source, nil, have, true); err != nil {
+	if err := c.apply(ctx, source, have, firstChanging); err != nil {
 		return err
 	}
-	c.have = have
-	return nil
+	if time.Since(began) < firstPass {
+		return nil
+	}
+	return c.repeat(ctx, source)
+}
+
+// repeat copies what has changed since the first pass, and will perhaps not change again until Complete. A file is written back
+// between the reading of its times and its copy, as in the first pass.
+func (c *Copy) repeat(ctx context.Context, source int) error {
+	want, err := c.scanChanging(ctx, source)
+	if err != nil || want == nil {
+		return err
+	}
+	return c.apply(ctx, source, want, laterChanging)
+}
+
+// scanChanging reads a tree that may change. It returns nil if the tree is too large to remember.
+func (c *Copy) scanChanging(ctx context.Context, source int) (*node, error) {
+	scan := scanner{ctx: ctx, slots: c.slots, limit: min(c.limit, maxPrefetched), changing: true}
+	root, err := scan.root(source, c.paths)
+	if err != nil || scan.exceeded() {
+		return nil, err
+	}
+	return root, nil
 }
 
 // Complete copies what Prefetch did not, or what has changed since. The tree must not change
@@ -146,10 +174,9 @@ func (c *Copy) Complete(ctx context.Context) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	if err := c.apply(ctx, source, c.have, want, false); err != nil {
+	if err := c.apply(ctx, source, want, last); err != nil {
 		return Usage{}, err
 	}
-	c.have = want
 	return Usage{Bytes: scan.bytes.Load(), Entries: scan.entries.Load()}, nil
 }
 

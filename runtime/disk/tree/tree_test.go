@@ -258,9 +258,9 @@ func TestMeasureStopsBeyondItsLimit(t *testing.T) {
 	}
 }
 
-// TestSecondPassCopiesEachChange changes a tree at random between the passes.
-func TestSecondPassCopiesEachChange(t *testing.T) {
-	for seed := range uint64(8) {
+// TestPassesCopyEachChange changes a tree at random between the passes.
+func TestPassesCopyEachChange(t *testing.T) {
+	for seed := range uint64(16) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			random := rand.New(rand.NewPCG(seed, 0))
@@ -271,8 +271,18 @@ func TestSecondPassCopiesEachChange(t *testing.T) {
 			}
 			c := tree.New(source, target)
 			must(t, c.Prefetch(t.Context()))
-			for range 1 + random.IntN(30) {
-				change(t, random, source)
+			changeSome := func() {
+				for range 1 + random.IntN(30) {
+					change(t, random, source)
+				}
+			}
+			changeSome()
+			if seed >= 8 {
+				if seed%4 >= 2 {
+					treetest.AwaitSettled(t) // so that the repeated pass copies what has changed
+				}
+				must(t, tree.Repeat(t.Context(), c, nil))
+				changeSome()
 			}
 			_, err := c.Complete(t.Context())
 			must(t, err)
@@ -405,6 +415,84 @@ func TestMappedPageThatStaysDirtyIsCopied(t *testing.T) {
 	}
 }
 
+// TestMappedPageIsWrittenBackByTheRepeatedPass changes a page after each pass. The first change changes the time of the file, and
+// the second one only if the page has been written back.
+func TestMappedPageIsWrittenBackByTheRepeatedPass(t *testing.T) {
+	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	path := filepath.Join(source, "database")
+	must(t, os.WriteFile(path, make([]byte, 8192), 0o600))
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	defer file.Close()
+	pages, err := unix.Mmap(int(file.Fd()), 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	must(t, err)
+	defer unix.Munmap(pages)
+	c := tree.New(source, target)
+	must(t, c.Prefetch(t.Context()))
+	want := func(when string, value byte) {
+		t.Helper()
+		if content, err := os.ReadFile(filepath.Join(target, "database")); err != nil || content[0] != value {
+			t.Errorf("%s the copy has %d, %v; want %d", when, content[0], err, value)
+		}
+	}
+	pages[0] = 1
+	treetest.AwaitSettled(t)
+	must(t, tree.Repeat(t.Context(), c, nil))
+	want("after the repeated pass", 1)
+	pages[0] = 2
+	_, err = c.Complete(t.Context())
+	must(t, err)
+	want("at the end", 2)
+}
+
+// TestRepeatedPassLeavesWhatMayChangeAgain: files that have just changed, and large ones.
+func TestRepeatedPassLeavesWhatMayChangeAgain(t *testing.T) {
+	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	names := []string{"settled", "recent", "large", "removed"}
+	write := func(name, content string) { must(t, os.WriteFile(filepath.Join(source, name), []byte(content), 0o600)) }
+	for _, name := range names {
+		write(name, "1")
+	}
+	c := tree.New(source, target)
+	must(t, c.Prefetch(t.Context()))
+	write("settled", "2")
+	must(t, os.Remove(filepath.Join(source, "removed")))
+	write("large", "2")
+	must(t, os.Truncate(filepath.Join(source, "large"), 16<<20+1))
+	treetest.AwaitSettled(t)
+	for _, name := range []string{"recent", "new"} {
+		write(name, "2")
+	}
+	must(t, tree.Repeat(t.Context(), c, nil))
+	got := map[string]string{}
+	for _, name := range append(names, "new") {
+		content, err := os.ReadFile(filepath.Join(target, name))
+		if err == nil {
+			got[name] = string(content[:1])
+		}
+	}
+	testkit.Diff(t, "copy after the repeated pass", got, map[string]string{"settled": "2", "recent": "1", "large": "1"})
+	_, err := c.Complete(t.Context())
+	must(t, err)
+	testkit.Diff(t, "copy", contents(t, target), contents(t, source))
+}
+
+// TestFolderThatVanishesDuringTheRepeatedPass: the copy has its files from the first pass.
+func TestFolderThatVanishesDuringTheRepeatedPass(t *testing.T) {
+	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	folder, file := filepath.Join(source, "folder"), filepath.Join(source, "folder", "file")
+	must(t, os.Mkdir(folder, 0o755))
+	must(t, os.WriteFile(file, []byte("1"), 0o600))
+	c := tree.New(source, target)
+	must(t, c.Prefetch(t.Context()))
+	must(t, tree.Repeat(t.Context(), c, func() { must(t, os.Rename(folder, folder+"-2")) }))
+	must(t, os.Rename(folder+"-2", folder))
+	must(t, os.WriteFile(file, []byte("2"), 0o600))
+	_, err := c.Complete(t.Context())
+	must(t, err)
+	testkit.Diff(t, "copy", contents(t, target), contents(t, source))
+}
+
 // TestHardLinkInARenamedFolderStaysOne: the rename of a folder changes nothing of the files in it.
 func TestHardLinkInARenamedFolderStaysOne(t *testing.T) {
 	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
@@ -420,8 +508,8 @@ func TestHardLinkInARenamedFolderStaysOne(t *testing.T) {
 	testkit.Diff(t, "copy", contents(t, target), contents(t, source))
 }
 
-// TestTreeThatChangesDuringTheFirstPass removes and creates entries while they are copied.
-func TestTreeThatChangesDuringTheFirstPass(t *testing.T) {
+// TestTreeThatChangesDuringPasses removes and creates entries while they are copied.
+func TestTreeThatChangesDuringPasses(t *testing.T) {
 	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
 	manyKinds(t, source)
 	ctx, stop := context.WithCancel(t.Context())
@@ -448,6 +536,9 @@ func TestTreeThatChangesDuringTheFirstPass(t *testing.T) {
 		target = filepath.Join(t.TempDir(), fmt.Sprint(i))
 		c = tree.New(source, target)
 		must(t, c.Prefetch(t.Context()))
+		for range i {
+			must(t, tree.Repeat(t.Context(), c, nil))
+		}
 	}
 	stop()
 	<-stopped
