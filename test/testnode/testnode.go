@@ -320,23 +320,28 @@ func (n *Node) deleteSnapshots() error {
 		return fmt.Errorf("find Podman's storage: %w", err)
 	}
 	list := filepath.Join(strings.TrimSpace(string(root)), "overlay-containers", "containers.json")
-	left, since := 0, time.Now()
-	for {
+	stalled := time.NewTimer(wait)
+	defer stalled.Stop()
+	for left := 0; ; {
 		// Snapshots have containers of the storage alone. `podman ps --external` fails if one of them, or
 		// its image, is removed in the meantime; the storage replaces this file by a rename.
 		containers, err := os.ReadFile(list)
 		if err != nil {
 			return fmt.Errorf("list the containers of snapshots: %w", err)
 		}
-		switch n := bytes.Count(containers, []byte("doze-snapshot-"+info.ID+"-")); {
-		case n == 0:
+		n := bytes.Count(containers, []byte("doze-snapshot-"+info.ID+"-"))
+		if n == 0 {
 			return nil
-		case n != left:
-			left, since = n, time.Now()
-		case time.Since(since) > wait:
+		}
+		if n != left {
+			left = n
+			stalled.Reset(wait)
+		}
+		select {
+		case <-time.After(removalPoll):
+		case <-stalled.C:
 			return fmt.Errorf("snapshots of node %s are left, and none was removed in %s", info.ID, wait)
 		}
-		time.Sleep(removalPoll)
 	}
 }
 

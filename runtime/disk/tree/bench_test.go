@@ -58,11 +58,17 @@ func BenchmarkCompleteAfterChanges(b *testing.B) {
 		ctx, stop := context.WithCancel(b.Context())
 		var program sync.WaitGroup
 		program.Go(func() {
-			for n := 0; ctx.Err() == nil; n++ {
+			every := time.NewTicker(10 * time.Millisecond)
+			defer every.Stop()
+			for n := 0; ; n++ {
+				select {
+				case <-every.C:
+				case <-ctx.Done():
+					return
+				}
 				if err := os.WriteFile(file(source, n*997%files), make([]byte, 11_800), 0o644); err != nil {
 					b.Error(err)
 				}
-				time.Sleep(10 * time.Millisecond)
 			}
 		})
 		testkit.NoError(b, "prefetch", c.Prefetch(b.Context()))

@@ -391,24 +391,30 @@ func TestSecondPassAddsNoAccessControlList(t *testing.T) {
 	testkit.Diff(t, "copy", contents(t, target), contents(t, source))
 }
 
-// TestMappedPageThatStaysDirtyIsCopied changes a page that was dirty before the first pass, which
-// changes no time of the file.
-func TestMappedPageThatStaysDirtyIsCopied(t *testing.T) {
-	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
-	path := filepath.Join(source, "database")
+// mapped creates a file of two pages and maps it.
+func mapped(t *testing.T, path string) (pages []byte) {
+	t.Helper()
 	must(t, os.WriteFile(path, make([]byte, 8192), 0o600))
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	must(t, err)
 	defer file.Close()
-	pages, err := unix.Mmap(int(file.Fd()), 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	pages, err = unix.Mmap(int(file.Fd()), 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	must(t, err)
-	defer unix.Munmap(pages)
+	t.Cleanup(func() { must(t, unix.Munmap(pages)) })
+	return pages
+}
+
+// TestMappedPageThatStaysDirtyIsCopied changes a page that was dirty before the first pass, which
+// changes no time of the file.
+func TestMappedPageThatStaysDirtyIsCopied(t *testing.T) {
+	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
+	pages := mapped(t, filepath.Join(source, "database"))
 	pages[0] = 1
 	treetest.AwaitSettled(t) // an old change, which alone would not make the file be copied again
 	c := tree.New(source, target)
 	must(t, c.Prefetch(t.Context()))
 	pages[0] = 2
-	_, err = c.Complete(t.Context())
+	_, err := c.Complete(t.Context())
 	must(t, err)
 	if content, err := os.ReadFile(filepath.Join(target, "database")); err != nil || content[0] != 2 {
 		t.Errorf("the copy has %d, %v; want 2", content[0], err)
@@ -419,14 +425,7 @@ func TestMappedPageThatStaysDirtyIsCopied(t *testing.T) {
 // the second one only if the page has been written back.
 func TestMappedPageIsWrittenBackByTheRepeatedPass(t *testing.T) {
 	source, target := t.TempDir(), filepath.Join(t.TempDir(), "copy")
-	path := filepath.Join(source, "database")
-	must(t, os.WriteFile(path, make([]byte, 8192), 0o600))
-	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	must(t, err)
-	defer file.Close()
-	pages, err := unix.Mmap(int(file.Fd()), 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	must(t, err)
-	defer unix.Munmap(pages)
+	pages := mapped(t, filepath.Join(source, "database"))
 	c := tree.New(source, target)
 	must(t, c.Prefetch(t.Context()))
 	want := func(when string, value byte) {
@@ -440,7 +439,7 @@ func TestMappedPageIsWrittenBackByTheRepeatedPass(t *testing.T) {
 	must(t, tree.Repeat(t.Context(), c, nil))
 	want("after the repeated pass", 1)
 	pages[0] = 2
-	_, err = c.Complete(t.Context())
+	_, err := c.Complete(t.Context())
 	must(t, err)
 	want("at the end", 2)
 }
