@@ -149,7 +149,7 @@ func schemaDocs() []schemaDoc {
 		{session, "A session of a sandbox: a shell that runs one command after the other."},
 		{snapshot, "The immutable disk of a sandbox."},
 		{types.SnapshotList{Snapshots: []types.Snapshot{snapshot}, NextCursor: snapshot.ID}, "A page of snapshots."},
-		{types.CreateSnapshotRequest{Name: "before-upgrade", MaxAge: new(types.Duration(168 * time.Hour)), RetainLast: 7, Paths: []string{"/srv/shop"}}, "A snapshot to create."},
+		{types.CreateSnapshotRequest{Name: "before-upgrade", MaxAge: new(types.Duration(168 * time.Hour)), RetainLast: 7, Paths: []string{"/srv/shop"}, Quiesce: true}, "A snapshot to create."},
 		{types.RestoreRequest{SnapshotID: "before-upgrade"}, "The snapshot or backup to restore."},
 		{backup, "The disk of a sandbox in an object store."},
 		{types.BackupList{Backups: []types.Backup{backup}, NextCursor: backup.ID}, "A page of backups."},

@@ -19,7 +19,7 @@ import (
 func TestSnapshotsThroughTheAPI(t *testing.T) {
 	s := newServer(t, Limits{})
 	must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "shop", "env": map[string]string{"A": "b"}})
-	taken := must[types.Snapshot](s, http.StatusCreated, "POST", "/sandbox/shop/snapshot", map[string]any{"name": "before", "max_age": "1h"})
+	taken := must[types.Snapshot](s, http.StatusCreated, "POST", "/sandbox/shop/snapshot", map[string]any{"name": "before", "max_age": "1h", "quiesce": true})
 	if taken.Name != "before" || taken.SandboxName != "shop" || taken.Image != "base" || taken.ExpiresAt.IsZero() {
 		t.Errorf("snapshot %+v", taken)
 	}
@@ -90,7 +90,7 @@ func TestBadPathsOfASnapshotAreRefused(t *testing.T) {
 		{`{"paths":["/srv/f","/srv/none"]}`, "body.paths[1]", `"/srv/none" does not exist; name files and folders that exist`},
 		{`{"paths":["/"]}`, "body.paths[0]", `"/" is the whole disk; leave paths out`},
 		{`{"paths":[` + strings.Repeat(`"/a",`, 100) + `"/a"]}`, "body.paths", "100"},
-		{`{"excludes":["a"]}`, "body.excludes", "the fields are keep_last, max_age, name, paths"},
+		{`{"excludes":["a"]}`, "body.excludes", "the fields are keep_last, max_age, name, paths, quiesce"},
 	} {
 		p := s.refused(problem.RequestInvalid, "POST", "/sandbox/shop/snapshot", tc.body)
 		if len(p.Errors) != 1 || p.Errors[0].Location != tc.location || !strings.Contains(p.Detail, tc.says) {

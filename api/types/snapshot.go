@@ -31,6 +31,7 @@ type CreateSnapshotRequest struct {
 	MaxAge     *Duration `json:"max_age,omitempty" doc:"Age at which the node deletes the snapshot; default: never" example:"168h"`
 	RetainLast int       `json:"keep_last,omitempty" minimum:"0" maximum:"10000" doc:"How many of the sandbox's snapshots of the same paths without a name stay, this one included; the node deletes the oldest; default: all" example:"7"`
 	Paths      []string  `json:"paths,omitempty" nullable:"false" maxItems:"100" doc:"Absolute paths of the only files and folders that the snapshot contains, without one inside another, of at most 4096 bytes each and 32 KiB together; default: the whole disk" example:"[\"/srv/shop\"]"`
+	Quiesce    bool      `json:"quiesce,omitempty" doc:"Sync the sandbox's files first. The node does this for each snapshot, whatever the value"`
 }
 
 // RestoreRequest replaces the disk of a sandbox. Exactly one of SnapshotID and BackupID is set.
