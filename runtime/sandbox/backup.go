@@ -277,11 +277,14 @@ func (b *liveSandbox) pinBase() (SnapshotID, bool) {
 	return base, true
 }
 
-// deleteTemporary deletes a temporary snapshot. Disks that are based on it keep its files.
+// deleteTemporary deletes a temporary snapshot, later if that fails. Disks that are based on it keep its files.
 func (m *Manager) deleteTemporary(ctx context.Context, s Snapshot) {
-	if _, err := m.deleteSnapshot(context.WithoutCancel(ctx), s.Owner, s.ID); err != nil {
+	_, err := m.deleteSnapshot(context.WithoutCancel(ctx), s.Owner, s.ID)
+	failed := err != nil && !errors.Is(err, ErrSnapshotNotFound)
+	if failed {
 		m.log.Warn("failed to delete a temporary snapshot, trying again later", "snapshot", s.ID, "error", err)
 	}
+	m.snapshots.setUnwanted(s.ID, failed)
 }
 
 // detachable returns a function that calls progress until detach is called. detach waits for a call in progress.

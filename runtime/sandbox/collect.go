@@ -148,14 +148,20 @@ func (m *Manager) expireSnapshots(ctx context.Context, list []Snapshot) {
 	}
 }
 
-// maintainSnapshots deletes snapshots that have reached their age, and retries what collect could
-// not remove, until ctx ends. The Manager owns its goroutine.
+// maintainSnapshots deletes snapshots that have reached their age, and retries what deleteTemporary and collect could not
+// remove, until ctx ends. The Manager owns its goroutine.
 func (m *Manager) maintainSnapshots(ctx context.Context) {
 	for {
 		now := time.Now()
 		m.expireSnapshots(ctx, m.snapshots.where(func(s Snapshot) bool {
 			return s.Progress == snapshotDone && !s.ExpiresAt.IsZero() && now.After(s.ExpiresAt)
 		}))
+		for _, s := range m.snapshots.where(func(s Snapshot) bool {
+			_, unwanted := m.snapshots.unwanted[s.ID]
+			return unwanted
+		}) {
+			m.deleteTemporary(ctx, s)
+		}
 		m.collect(ctx)
 		if pause(ctx, m.config().SnapshotInterval) != nil {
 			return

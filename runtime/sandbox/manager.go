@@ -101,7 +101,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		messages:  quota.New(maxMessages),
 		startedAt: time.Now().UTC(),
 		sandboxes: map[ID]*liveSandbox{},
-		snapshots: snapshots{byID: map[SnapshotID]Snapshot{}, pins: map[SnapshotID]int{}},
+		snapshots: snapshots{byID: map[SnapshotID]Snapshot{}, pins: map[SnapshotID]int{}, unwanted: map[SnapshotID]struct{}{}},
 		names:     map[nameKey]*liveSandbox{},
 
 		quarantined: map[ID]*quarantined{},

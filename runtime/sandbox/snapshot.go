@@ -95,6 +95,8 @@ type snapshots struct {
 	byID map[SnapshotID]Snapshot
 	// pins counts the readers of a snapshot's files.
 	pins map[SnapshotID]int
+	// unwanted are temporary ones whose deletion failed.
+	unwanted map[SnapshotID]struct{}
 	// changing is held while the record of an acknowledged snapshot changes, and from the lookup of
 	// a snapshot until a sandbox is based on it. It is held over writes of records, not
 	// over copies of disks.
@@ -797,6 +799,17 @@ func (s *snapshots) forget(id SnapshotID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byID, id)
+}
+
+// setUnwanted sets whether the deletion of a snapshot is to be retried.
+func (s *snapshots) setUnwanted(id SnapshotID, unwanted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if unwanted {
+		s.unwanted[id] = struct{}{}
+	} else {
+		delete(s.unwanted, id)
+	}
 }
 
 // where returns the snapshots for which f returns true.
