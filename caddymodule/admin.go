@@ -15,7 +15,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/doze-run/doze/egress"
-	"github.com/doze-run/doze/node"
 )
 
 func init() {
@@ -114,7 +113,7 @@ func handleCheck(w http.ResponseWriter, r *http.Request) error {
 		return badRequest(err)
 	}
 	if held == nil {
-		return notOpenAt(cfg.Home)
+		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
 	}
 	defer func() {
 		if _, err := nodes.Delete(cfg.Home); err != nil {
@@ -127,15 +126,6 @@ func handleCheck(w http.ResponseWriter, r *http.Request) error {
 	}
 	change.Discard()
 	return nil
-}
-
-// notOpenAt is why the node in a folder is not open: it is starting, or the one that runs
-// in this process has another folder.
-func notOpenAt(home string) error {
-	if have := otherFolder(home); have != "" {
-		return badRequest(node.FixedError{Option: "data", Have: have, Want: home})
-	}
-	return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
 }
 
 // CheckPolicies checks the JSON of the app `doze` where no node runs: see

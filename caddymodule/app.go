@@ -194,7 +194,8 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision sets defaults. If the node is open already, as in a reload, it is
 // acquired here, so that handlers serve from their first request; otherwise Start
-// opens it, and a mere validation does not.
+// opens it, and a mere validation does not. While a node is open, other data folders are refused
+// here, because Caddy may start the servers of a configuration before Start fails.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx = ctx
 	warnOfPlainLogs(ctx.Logger())

@@ -44,8 +44,12 @@ func (a *App) home() (string, error) {
 	return filepath.Abs(home)
 }
 
-// loadOpenNode acquires the node in a folder if it is open, and returns nil otherwise.
+// loadOpenNode acquires the node in a folder if it is open, and returns nil otherwise. A process has one node: while one is open,
+// other folders are refused.
 func loadOpenNode(home string) (*heldNode, error) {
+	if other := otherFolder(home); other != "" {
+		return nil, node.FixedError{Option: "data", Have: other, Want: home}
+	}
 	held, _, err := nodes.LoadOrNew(home, func() (caddy.Destructor, error) { return nil, errNotOpen })
 	if errors.Is(err, errNotOpen) {
 		return nil, nil
@@ -68,12 +72,8 @@ func otherFolder(home string) (other string) {
 	return other
 }
 
-// openNode acquires the node, and opens it if it is not open. A process has one node: a
-// reload cannot change its folder.
+// openNode acquires the node, and opens it if it is not open.
 func openNode(a *App) (*heldNode, error) {
-	if other := otherFolder(a.config.Home); other != "" {
-		return nil, node.FixedError{Option: "data", Have: other, Want: a.config.Home}
-	}
 	held, _, err := nodes.LoadOrNew(a.config.Home, func() (_ caddy.Destructor, err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 		defer cancel()

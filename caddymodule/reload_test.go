@@ -172,6 +172,9 @@ func TestAReloadDoesNotMoveTheNodeToAnotherFolder(t *testing.T) {
 	if want := (node.FixedError{Option: "data", Have: home, Want: other}).Error(); err == nil || !strings.Contains(err.Error(), want) {
 		t.Fatalf("the reload gave %v, want %s", err, want)
 	}
+	if !strings.Contains(err.Error(), "provision") {
+		t.Errorf("%v: servers without a node may have started", err)
+	}
 	s.mustServe()
 	if got := testkit.Body(t, s.fetch(s.client(true), address)); got != "hello" {
 		t.Errorf("then the preview sent %q", got)

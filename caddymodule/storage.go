@@ -41,7 +41,7 @@ func (s *Storage) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	if other := otherFolder(home); other != "" { // as in openNode
+	if other := otherFolder(home); other != "" { // as in loadOpenNode, also without the app
 		return node.FixedError{Option: "data", Have: other, Want: home}
 	}
 	if s.held, err = holdStore(home, ctx.Slogger().Handler()); err != nil {
