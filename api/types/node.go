@@ -81,7 +81,7 @@ type SandboxDisk struct {
 
 // PendingOperation is an operation that has failed and is retried until it succeeds.
 type PendingOperation struct {
-	Operation     Operation `json:"operation" doc:"destroy: remove the remains of a destroyed sandbox; stop: stop a container in quarantine"`
+	Operation     Operation `json:"operation" doc:"destroy: remove the remains of a destroyed sandbox; stop: stop a container in quarantine; delete_archive: delete the backup that has the disk of a destroyed sandbox"`
 	Sandbox       string    `json:"sandbox" doc:"Id of the sandbox"`
 	Since         time.Time `json:"since" doc:"When it first failed"`
 	Attempts      int       `json:"attempts" doc:"Number of attempts so far"`
@@ -93,12 +93,15 @@ type PendingOperation struct {
 type Operation string
 
 const (
-	OperationDestroy Operation = "destroy" // remove the remains of a destroyed sandbox
-	OperationStop    Operation = "stop"    // stop a container in quarantine
+	OperationDestroy       Operation = "destroy"        // remove the remains of a destroyed sandbox
+	OperationStop          Operation = "stop"           // stop a container in quarantine
+	OperationDeleteArchive Operation = "delete_archive" // delete the backup that has the disk of a destroyed sandbox
 )
 
 // Values returns all operations.
-func (Operation) Values() []Operation { return []Operation{OperationDestroy, OperationStop} }
+func (Operation) Values() []Operation {
+	return []Operation{OperationDestroy, OperationStop, OperationDeleteArchive}
+}
 
 // QuarantinedSandbox is a container without a record in the node's data.
 type QuarantinedSandbox struct {

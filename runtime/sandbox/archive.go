@@ -156,6 +156,35 @@ func (b *liveSandbox) deleteArchive(id BackupID) {
 	})
 }
 
+// archives returns the backups that are only of use to the sandbox; none if the node has no object store.
+func (b *liveSandbox) archives() []BackupID {
+	sb := b.view.Load()
+	if b.m.deps.Backups == nil {
+		return nil
+	}
+	archives := slices.Clone(sb.StaleArchives)
+	if sb.Archived != nil {
+		archives = append(archives, sb.Archived.ID)
+	}
+	return archives
+}
+
+// deleteArchivesLater deletes, in the background, the archives of a destroyed sandbox and then its record, which is the only
+// reference to them. After a failure it tries again, also after the next start of the node.
+func (b *liveSandbox) deleteArchivesLater(archives []BackupID) {
+	try := func(ctx context.Context) error {
+		if err := b.m.deps.Backups.Delete(ctx, archives); err != nil {
+			return err
+		}
+		return b.removeRecord(ctx)
+	}
+	b.m.spawn(func(ctx context.Context) {
+		if err := try(ctx); err != nil {
+			b.m.retry(OperationDeleteArchive, b.id, err, try)
+		}
+	})
+}
+
 // deleteStaleArchives deletes, at start, the backups of archives that the last run of the node did not finish or delete.
 func (m *Manager) deleteStaleArchives(sandboxes map[ID]*liveSandbox) {
 	for _, b := range sandboxes {

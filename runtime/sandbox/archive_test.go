@@ -218,6 +218,44 @@ func TestDestroyedArchiveLeavesNothing(t *testing.T) {
 	wantNoBackups(t, n)
 }
 
+// A destruction does not wait for the object store, and leaves nothing there, whatever happens.
+func TestArchiveOfADestroyedSandboxIsDeletedLater(t *testing.T) {
+	for name, meanwhile := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
+		"after a failure": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			n.Backups.Fail("delete", errors.New("no response"))
+			testkit.NoError(t, "Destroy", n.Manager.Destroy(t.Context(), id))
+			testkit.Eventually(t, "the failure is reported", func() bool {
+				pending := n.Manager.Info(t.Context()).Pending
+				return len(pending) == 1 && pending[0].Operation == sandbox.OperationDeleteArchive && pending[0].ID == id
+			})
+			create(t, n.Manager, "box") // the name is free
+			n.Backups.Fail("delete", nil)
+		},
+		"after a crash": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			release := n.Backups.Block("delete")
+			defer release()
+			testkit.NoError(t, "Destroy", n.Manager.Destroy(t.Context(), id))
+			n.Backups.AwaitBlocked(t, "delete")
+			n.Crash(t, release)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := sandboxtest.Open(t, nil)
+			id := newDisk(t, n, "box")
+			archive(t, n, id)
+			meanwhile(t, n, id)
+			if _, known := n.Manager.ByID(id); known {
+				t.Error("the destroyed sandbox is known")
+			}
+			wantNoBackups(t, n)
+			testkit.Eventually(t, "its record is removed", func() bool {
+				return n.Store.Record(t, id).ID == "" && len(n.Manager.Info(t.Context()).Pending) == 0
+			})
+		})
+	}
+}
+
 // Snapshots, forks and backups of an archived sandbox have its disk; a restored snapshot replaces it.
 func TestOperationsOnAnArchivedSandbox(t *testing.T) {
 	for name, operate := range map[string]func(*sandboxtest.Node, sandbox.ID, sandbox.Snapshot) error{

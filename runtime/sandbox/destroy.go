@@ -68,14 +68,6 @@ func (b *liveSandbox) destroyDue(ctx context.Context, reason StateReason, due fu
 		return b.failed(ConditionDestroyFailed, fmt.Errorf("destroy %s: %w", b.id, err))
 	}
 	b.m.remove(b)
-	if sb := b.view.Load(); b.m.deps.Backups != nil {
-		if sb.Archived != nil {
-			b.deleteArchive(sb.Archived.ID)
-		}
-		for _, id := range sb.StaleArchives {
-			b.deleteArchive(id)
-		}
-	}
 	if b.view.Load().Snapshot != "" {
 		b.m.collectSoon()
 	}
@@ -122,8 +114,8 @@ func (b *liveSandbox) noteDestroyed(ctx context.Context, reason StateReason) err
 	return err
 }
 
-// dismantle removes the container, cgroup, folders, egress state and record. Needs the
-// transition lock. Idempotent.
+// dismantle removes the container, cgroup, folders, egress state and record. Archives are deleted later, and the record
+// with them. Needs the transition lock. Idempotent.
 func (b *liveSandbox) dismantle(ctx context.Context) error {
 	b.mu.Lock()
 	b.gone = true
@@ -147,6 +139,15 @@ func (b *liveSandbox) dismantle(ctx context.Context) error {
 		return err
 	}
 	b.m.uplink.Forget(b.id) // before its record, which is the only reference to it
+	if archives := b.archives(); len(archives) > 0 {
+		b.deleteArchivesLater(archives)
+		return nil
+	}
+	return b.removeRecord(ctx)
+}
+
+// removeRecord removes the record of a sandbox that is gone, and the note of its creation.
+func (b *liveSandbox) removeRecord(ctx context.Context) error {
 	if err := b.deleteRecord(ctx); err != nil {
 		return err
 	}

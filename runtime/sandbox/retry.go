@@ -23,8 +23,9 @@ const (
 type Operation string
 
 const (
-	OperationDestroy Operation = "destroy" // remove what is left of a destroyed sandbox, or of a failed creation
-	OperationStop    Operation = "stop"    // end a container in quarantine
+	OperationDestroy       Operation = "destroy"        // remove what is left of a destroyed sandbox, or of a failed creation
+	OperationStop          Operation = "stop"           // end a container in quarantine
+	OperationDeleteArchive Operation = "delete_archive" // delete the backup that has the disk of a destroyed sandbox
 )
 
 // PendingOperation is an operation that the node retries until it succeeds.
